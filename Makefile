@@ -1,0 +1,42 @@
+# make setup    install into .venv
+# make demo     fetch the small model, run the main job, print the verdict table and where the report lies
+# make test     all tests; make test-fast leaves out the slow ones
+# make check    ruff, format, mypy on the pure rooms
+# make bench    the figures of the README
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+CONSTRAINTS ?= constraints/cpu.txt
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test test-fast check format bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/kvgate run -m experiment=demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/fanout.py
+
+clean:
+	rm -rf .venv build dist

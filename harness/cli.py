@@ -1,0 +1,136 @@
+"""The command line: picks the sub-command, turns bare words into overrides, hands the rest to Hydra."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from harness import schema
+from harness.types import BadInput, Unsupported
+
+CONF = str(Path(__file__).resolve().parents[1] / "conf")
+USAGE = """\
+kvgate: may this KV-cache setting be switched on, for this model and these tasks?
+
+  kvgate run    judge strategies against the full-precision cache, task by task
+  kvgate report rebuild a run's verdict and report from stored cells, also with another margin
+  kvgate doctor what is installed, and which layer works on which engine
+
+  kvgate COMMAND --help    choices, values and examples
+  kvgate run -m strategy=fp8,kivi2,snapkv task=needle_single,code_lookup n=64
+"""
+exit_code = 0  # set by the sub-command; Hydra drops return values
+
+
+def run_jobs(composed: Sequence[tuple[DictConfig, Sequence[str]]]) -> None:
+    """Plan, run, judge and report all points of a grid as one run."""
+    global exit_code
+    from harness import commands
+    from harness.plan import Job
+
+    jobs = [Job(schema.plain(config), overrides) for config, overrides in composed]
+    exit_code = commands.run(jobs, ["kvgate", *sys.argv[1:]])
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="run")
+def run(config: DictConfig) -> None:
+    run_jobs([(config, list(hydra.core.hydra_config.HydraConfig.get().overrides.task))])
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="report")
+def report(config: DictConfig) -> None:
+    global exit_code
+    from harness import commands
+
+    exit_code = commands.report(schema.plain(config))
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="doctor")
+def doctor(config: DictConfig) -> None:
+    from harness import provenance
+
+    facts = provenance.doctor()
+    wanted = _format(config.format)
+    print(json.dumps(facts, indent=1) if wanted == "json" else provenance.doctor_text(facts))
+
+
+def _format(value: str) -> str:
+    if value not in ("text", "json"):
+        raise BadInput(f"format must be text or json, got {value!r}")
+    return value
+
+
+COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "report": report, "doctor": doctor}
+BARE_WORDS = {"report": "run"}  # a bare word of this command is this key's value
+
+
+def main() -> None:
+    """Entry point of the console script. Exit codes: 0, 1 and 3 as documented, 2 for bad input or a failed run."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us, and are told in one message
+    schema.register()
+    command = _command()
+    words = [_as_override(command, word) for word in sys.argv[1:]]
+    sys.argv = [f"kvgate {command}", *words]
+    try:
+        COMMANDS[command]()
+    except (BadInput, Unsupported) as error:
+        _refuse(command, getattr(error, "problems", [str(error)]))
+    except (HydraException, OmegaConfBaseException) as error:
+        _refuse(command, [_first_words(error)])
+    except OSError as error:
+        _refuse(command, [f"{error.filename or 'a file'}: {error.strerror or error}"])
+    except KeyboardInterrupt:
+        print("\nstopped; finished samples are kept, the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(exit_code)
+
+
+def _command() -> str:
+    """Take the sub-command out of the arguments."""
+    if sys.argv[1:2] == ["-sc"]:  # the shell asks for completions, and names the sub-command in COMP_LINE only
+        typed = os.environ.get("COMP_LINE", "").split()
+        return typed[1] if len(typed) > 1 and typed[1] in COMMANDS else "run"
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        sys.exit(0 if len(sys.argv) > 1 else 2)
+    if sys.argv[1] == "--version":
+        from harness.provenance import versions
+
+        print(f"kvgate {versions()['kvgate']}")
+        sys.exit(0)
+    if sys.argv[1] not in COMMANDS:
+        print(USAGE, end="", file=sys.stderr)
+        _refuse("", [f"the first word must be one of {', '.join(COMMANDS)}, got {sys.argv[1]!r}"])
+    return sys.argv.pop(1)
+
+
+def _as_override(command: str, word: str) -> str:
+    key = BARE_WORDS.get(command)
+    return f"{key}='{word}'" if key and not word.startswith("-") and "=" not in word else word
+
+
+def _first_words(error: Exception) -> str:
+    """Hydra's message without its advice on environment variables."""
+    lines = [line.rstrip() for line in str(error).strip().splitlines()]
+    return "\n  ".join(line for line in lines if line and "HYDRA_FULL_ERROR" not in line) or type(error).__name__
+
+
+def _refuse(command: str, problems: Sequence[str]) -> None:
+    name = f"kvgate {command}".strip()
+    for problem in problems:
+        print(f"{name}: {problem}", file=sys.stderr)
+    sys.exit(2)
+
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What ``kvgate run`` and ``kvgate report`` do, from a composed configuration to files and an exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness import manifest as manifests
+from harness import report as reports
+from harness.judge import judge, report_gate, results_of, strict_exit
+from harness.store import ResultStore, write_atomic
+from harness.types import BadInput, Gate
+
+
+def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
+    """Plan, execute what is missing, judge, report. Returns the exit code."""
+    from harness.dry_run import describe
+    from harness.plan import plan
+    from harness.sweep import local
+
+    planned = plan(jobs)
+    if jobs[0].config["dry_run"]:
+        print(describe(planned))
+        return 0
+    for group in planned.groups:
+        for cell in group.cells:
+            for damage in planned.store.cell(cell.address).repair():
+                print(f"{damage}; moved aside, that sample runs again")
+    folder = planned.store.run(planned.name)
+    configs = [{"overrides": list(job.overrides), "config": dict(job.config)} for job in jobs]
+    write_atomic(folder / "config.yaml", yaml.safe_dump(configs, sort_keys=False, allow_unicode=True))
+    manifest = manifests.make_manifest(planned, command)
+    manifests.save(manifest, folder)
+    local.execute(planned)
+    verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, rescore=False)
+    print(reports.text_table(verdict))
+    print(f"report: {folder / 'report.html'}")
+    return strict_exit(verdict) if planned.gate.strict else 0
+
+
+def report(config: Mapping[str, Any]) -> int:
+    """Rebuild a run's verdict and report from the store. Returns the exit code."""
+    if config["format"] not in ("text", "json"):
+        raise BadInput(f"format must be text or json, got {config['format']!r}")
+    folder, manifest = manifests.load(config["run"], Path(config["results_dir"]))
+    gate = report_gate(manifest["gate"], config["gate"])
+    labels = [group["label"] for group in manifest["groups"]]
+    if strangers := [name for name in gate.tasks if name not in labels]:
+        raise BadInput(*(f"gate.tasks must name tasks of this run ({', '.join(labels)}), got {s!r}" for s in strangers))
+    verdict = _judge_and_write(ResultStore(results_of(folder)), folder, manifest, gate, rescore=config["rescore"])
+    if config["format"] == "json":
+        print(json.dumps(verdict, indent=1))
+    else:
+        print(reports.text_table(verdict))
+        print(f"report: {folder / 'report.html'}")
+    return strict_exit(verdict) if gate.strict else 0
+
+
+def _judge_and_write(
+    store: ResultStore, folder: Path, manifest: Mapping[str, Any], gate: Gate, *, rescore: bool
+) -> dict[str, Any]:
+    verdict, samples, _ = judge(store, manifest, gate, rescore=rescore)
+    write_atomic(folder / "verdict.json", json.dumps(verdict, indent=1, ensure_ascii=False, allow_nan=False))
+    reports.write(folder, verdict, samples)
+    return verdict

@@ -1,0 +1,114 @@
+"""The engine contract: what the planner asks before anything is loaded, and what a worker asks of a loaded model.
+
+An engine knows samples and stacks; it knows no concrete task, no concrete layer and no store. It answers with raw
+responses, evidence and memory; judging them is the task's business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+from harness.types import Evidence, Fault, Memory, Response, Sample
+from strategies.base import KVShape, Layer, Stack
+from tasks.base import Tokenizer
+
+Compress = Literal["prompt", "context"]
+
+
+@dataclass(frozen=True)
+class Support:
+    """An engine's answer about one layer. ``why`` says what it does with it, or why it refuses."""
+
+    yes: bool
+    why: str
+
+
+class EngineTokenizer(Tokenizer, Protocol):
+    """A task's tokenizer that also knows which part of a prompt is there when the cache is compressed."""
+
+    def compressed_tokens(self, sample: Sample, compress: str) -> int:
+        """Tokens of ``sample`` that are in the cache when it is compressed: of the whole prompt, or of its context."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model before its weights load."""
+
+    shape: KVShape
+    deploy_bytes: int  # element size of the unquantized cache where the model will be deployed
+    deploy_dtype: str
+    max_tokens: int
+    display: str  # the model's name for people
+    identity: Mapping[str, Any]  # id, revision, weights, tokenizer, chat_template, dtype: part of every address
+    tokenizer: EngineTokenizer
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stack, decoded for the cell at ``cell``."""
+
+    cell: str
+    stack: Stack
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one row of one sample gave. ``response`` is None when it failed; then ``error`` and ``fault`` say why."""
+
+    cell: str
+    prompt_hash: str
+    response: Response | None
+    evidence: tuple[Evidence, ...] = ()
+    memory: Memory | None = None
+    error: str = ""
+    fault: Fault | None = None
+    seconds: float = 0.0
+
+
+class Session(ABC):
+    """A loaded model."""
+
+    @abstractmethod
+    def run(
+        self, sample: Sample, batches: Sequence[Sequence[Row]], *, compress: Compress, seed: int
+    ) -> Iterator[Answer]:
+        """Answer one sample with every row, prefilling once.
+
+        Rows of one batch decode together. The first row of the first batch is the baseline, which samples that
+        ``follow`` are measured against. An answer does not depend on which rows decode beside it, up to float rounding.
+        """
+
+    @abstractmethod
+    def facts(self) -> Mapping[str, Any]:
+        """What became known only by loading: resolved dtype, devices, attention; stored beside the cell."""
+
+
+class Engine(ABC):
+    """One way to run a model. Frozen options come from ``conf/engine/``."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def describe(self, model: Mapping[str, Any]) -> ModelFacts:
+        """Find the model and read its configuration without loading weights. Raises BadInput or Unsupported."""
+
+    @abstractmethod
+    def supports(self, layer: Layer) -> Support:
+        """Whether this engine can serve ``layer``. Pure; answers without the engine's library installed."""
+
+    @abstractmethod
+    def load_key(self, stack: Stack) -> str:
+        """Stacks with one key can share a loaded model. Pure."""
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """What of this engine decides results: name, options and library versions; part of every cell's address."""
+
+    @abstractmethod
+    def open(self, model: Mapping[str, Any]) -> AbstractContextManager[Session]:
+        """Load the model; free everything on exit, also after an exception."""

@@ -1,0 +1,180 @@
+"""Greedy decoding of all rows of a joint cache, free or following the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.engines.hf.attention import DECODE, attention
+from harness.engines.hf.joint import JointCache
+from harness.engines.hf.tokenizer import PromptTokenizer
+from harness.types import Response, Sample
+
+
+@dataclass
+class RowState:
+    """What one row has said so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish: str | None = None
+    error: str = ""
+    stored_bytes_end: int = 0
+    working_bytes: int = 0
+    facts: dict[str, float] = field(default_factory=dict)
+
+    def response(self, fidelity: dict[str, float] | None = None) -> Response | None:
+        if self.error or self.finish is None:
+            return None
+        return Response(self.text, tuple(self.tokens), self.finish, fidelity)  # type: ignore[arg-type]
+
+
+@dataclass
+class Reference:
+    """The baseline's greedy path and its log-probabilities, which rows that follow are measured against."""
+
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[Tensor] = field(default_factory=list)  # [V] before each token; of decode steps only
+
+
+@torch.inference_mode()
+def feed(model: PreTrainedModel, cache: JointCache, tokens: Tensor, position: int) -> Tensor:
+    """Append ``[B, m]`` tokens whose first stands at ``position``; logits ``[B, V]`` after the last."""
+    positions = torch.arange(position, position + tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
+    out = model(tokens, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1, kvgate=cache)
+    return out.logits[:, -1]
+
+
+@torch.inference_mode()
+def decode(
+    model: PreTrainedModel,
+    cache: JointCache,
+    logits: Tensor,
+    position: int,
+    sample: Sample,
+    tokenizer: PromptTokenizer,
+) -> list[RowState]:
+    """Decode every row greedily from ``logits`` ``[B, V]`` until it stops or has ``sample.max_new_tokens`` tokens.
+
+    A finished row stays in the batch until half of the rows have finished; then all finished ones leave it together.
+    """
+    states = [RowState() for _ in range(len(logits))]
+    batch = list(range(len(states)))  # which state each batch row belongs to
+    with attention(model, DECODE):
+        while True:
+            for place, token in enumerate(logits.argmax(dim=-1).tolist()):
+                if states[batch[place]].finish is None and not states[batch[place]].error:
+                    _advance(states[batch[place]], token, logits[place], sample, tokenizer)
+            running = [place for place, index in enumerate(batch) if _running(states[index])]
+            if len(running) <= len(batch) // 2:
+                _note(cache, [states[index] for index in batch])
+                if not running:
+                    return states
+                cache.select(running, len(batch))
+                batch, logits = [batch[place] for place in running], logits[running]
+            logits = feed(model, cache, logits.argmax(dim=-1, keepdim=True), position)
+            position += 1
+
+
+@torch.inference_mode()
+def follow(
+    model: PreTrainedModel,
+    cache: JointCache,
+    logits: Tensor,
+    position: int,
+    sample: Sample,
+    tokenizer: PromptTokenizer,
+    reference: Reference,
+    *,
+    exact_start: bool,
+) -> list[tuple[RowState, dict[str, float]]]:
+    """Feed every row the baseline's greedy tokens and measure, step by step, how far its predictions are from it.
+
+    An empty ``reference`` is filled from row 0, the baseline; a filled one is followed. With ``exact_start`` the first
+    logits came from the exact prefill, which no strategy has touched: they are not measured.
+
+    Returns:
+        By row its state and kl_mean, kl_p99, kl_max (nats), top1_agreement and nll_delta (nats a token, candidate minus
+        baseline, on the baseline's tokens), over the measured steps.
+    """
+    leading = not reference.tokens
+    kl: list[Tensor] = []
+    agree: list[Tensor] = []
+    nll: list[Tensor] = []
+    step = 0
+    with attention(model, DECODE):
+        while True:
+            log_probs = logits.float().log_softmax(dim=-1)
+            if leading:
+                reference.tokens.append(int(log_probs[0].argmax()))
+                reference.log_probs.append(log_probs[0].clone())
+            token, expected = reference.tokens[step], reference.log_probs[step]
+            if step or not exact_start:
+                terms = expected.exp() * (expected - log_probs)
+                kl.append(terms.nan_to_num(nan=0.0).sum(dim=-1).clamp_min(0) + log_probs.sum(dim=-1) * 0)
+                agree.append((log_probs.argmax(dim=-1) == expected.argmax()).float())
+                nll.append(expected[token] - log_probs[:, token])
+            step += 1
+            done = step == len(reference.tokens) if not leading else step == sample.max_new_tokens
+            if done or token in tokenizer.stop_ids:
+                break
+            logits = feed(model, cache, torch.full((len(logits), 1), token, device=logits.device), position)
+            position += 1
+    states = [RowState(tokens=list(reference.tokens), text=tokenizer.decode(reference.tokens)) for _ in logits]
+    _note(cache, states)
+    results = []
+    for row, state in enumerate(states):
+        state.finish = "followed"
+        measures = _fidelity([series[row] for series in kl], [s[row] for s in agree], [s[row] for s in nll])
+        if measures is None:
+            state.error = "no step could be measured: the baseline ended its answer at once, or logits are not finite"
+        results.append((state, measures or {}))
+    return results
+
+
+def _fidelity(kl: Sequence[Tensor], agree: Sequence[Tensor], nll: Sequence[Tensor]) -> dict[str, float] | None:
+    if not kl:
+        return None
+    steps = torch.stack(list(kl)).double()
+    if not bool(torch.isfinite(steps).all()):
+        return None
+    return {
+        "kl_mean": float(steps.mean()),
+        "kl_p99": float(steps.quantile(0.99)),
+        "kl_max": float(steps.max()),
+        "top1_agreement": float(torch.stack(list(agree)).double().mean()),
+        "nll_delta": float(torch.stack(list(nll)).double().mean()),
+        "steps": float(len(steps)),
+    }
+
+
+def _running(state: RowState) -> bool:
+    return state.finish is None and not state.error
+
+
+def _advance(state: RowState, token: int, logits: Tensor, sample: Sample, tokenizer: PromptTokenizer) -> None:
+    if not bool(torch.isfinite(logits).all()):
+        state.error = f"logits are not finite after {len(state.tokens)} answer tokens"
+        return
+    if token in tokenizer.stop_ids:
+        state.finish = "stop"
+        return
+    state.tokens.append(token)
+    state.text = tokenizer.decode(state.tokens)
+    found = [at for at in (state.text.find(mark) for mark in sample.stop) if at >= 0]
+    if found:
+        state.text = state.text[: min(found)]
+        state.finish = "stop"
+    elif len(state.tokens) >= sample.max_new_tokens:
+        state.finish = "length"
+
+
+def _note(cache: JointCache, states: Sequence[RowState]) -> None:
+    """Write down what each row's store weighs, before finished rows leave; running rows are noted again later."""
+    stored, working, facts = (f(len(states)) for f in (cache.stored_bytes, cache.working_bytes, cache.facts))
+    for row, state in enumerate(states):
+        state.stored_bytes_end, state.working_bytes, state.facts = stored[row], working[row], facts[row]

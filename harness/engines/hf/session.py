@@ -1,0 +1,302 @@
+"""The reference engine: one prefill, many stores, one joint decode."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+
+from harness.engines.base import Answer, Compress, Engine, ModelFacts, Row, Session, Support
+from harness.engines.hf import fetch
+from harness.engines.hf.attention import DECODE, attention
+from harness.engines.hf.decode import Reference, RowState, decode, feed, follow
+from harness.engines.hf.joint import JointCache, build
+from harness.engines.hf.prefill import Prefilled, prefill
+from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
+from harness.types import BadInput, Evidence, Memory, Sample, Unsupported, digest
+from strategies.base import KVShape, Layer, Stack
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class HFSession(Session):
+    """A loaded transformers model."""
+
+    def __init__(self, model: PreTrainedModel, facts: ModelFacts, chunk: int) -> None:
+        self.model = model
+        self.about = facts
+        self.chunk = chunk
+        assert isinstance(facts.tokenizer, PromptTokenizer)
+        self.tokenizer = facts.tokenizer
+
+    def facts(self) -> Mapping[str, Any]:
+        devices = sorted({str(parameter.device) for parameter in self.model.parameters()})
+        return {"dtype": str(self.model.dtype).removeprefix("torch."), "devices": devices, "attention": "sdpa"}
+
+    def run(
+        self, sample: Sample, batches: Sequence[Sequence[Row]], *, compress: Compress, seed: int
+    ) -> Iterator[Answer]:
+        start = time.perf_counter()
+        tokens = self.tokenizer.prompt(sample)
+        exact = tokens.context + tokens.rest if compress == "prompt" else tokens.context
+        try:
+            prompt = self._prefill(exact, [row.stack for rows in batches for row in rows], sample, seed)
+        except (RuntimeError, Unsupported) as error:
+            for row in (row for rows in batches for row in rows):
+                yield _failed(row, tokens, error, time.perf_counter() - start)
+            return
+        reference = Reference()
+        for rows in batches:
+            try:
+                yield from self._batch(sample, tokens, prompt, rows, reference, start)
+            except (RuntimeError, Unsupported) as error:  # out of memory, say: these rows failed, others may not
+                for row in rows:
+                    yield _failed(row, tokens, error, time.perf_counter() - start)
+
+    def _prefill(self, ids: list[int], stacks: Sequence[Stack], sample: Sample, seed: int) -> Prefilled:
+        width = max((stack.evict.query_window for stack in stacks if stack.evict), default=0)
+        chance = int(digest([seed, sample.id]), 16) % 2**48
+        return prefill(self.model, ids, query_window=width, chunk=self.chunk, seed=chance)
+
+    def _batch(
+        self,
+        sample: Sample,
+        tokens: PromptTokens,
+        prompt: Prefilled,
+        rows: Sequence[Row],
+        reference: Reference,
+        start: float,
+    ) -> Iterator[Answer]:
+        _reset_peak(self.model)
+        question = (tokens.context + tokens.rest)[prompt.tokens :]  # what the exact prefill has not seen
+        cache = build(prompt, [row.stack for row in rows], len(question) + sample.max_new_tokens)
+        stored = cache.stored_bytes(len(rows))
+        states = self._decode(sample, prompt, question, cache, len(rows), reference)
+        peak, seconds = _peak_bytes(self.model), time.perf_counter() - start
+        for row, size, (state, fidelity) in zip(rows, stored, states, strict=True):
+            response = state.response(fidelity)
+            yield Answer(
+                cell=row.cell,
+                prompt_hash=tokens.hash,
+                response=response,
+                evidence=_evidence(row.stack, prompt, state, size, self.about.shape),
+                memory=self._memory(row.stack, prompt, size, state, peak),
+                error=state.error,
+                fault=None if response else "model",
+                seconds=seconds,
+            )
+
+    def _decode(
+        self,
+        sample: Sample,
+        prompt: Prefilled,
+        question: list[int],
+        cache: JointCache,
+        rows: int,
+        reference: Reference,
+    ) -> list[tuple[RowState, dict[str, float] | None]]:
+        logits, position = prompt.logits.expand(rows, -1), prompt.tokens
+        if question:
+            asked = torch.tensor([question] * rows, device=logits.device)
+            with attention(self.model, DECODE):
+                logits = feed(self.model, cache, asked, position)
+            position += len(question)
+        if not sample.follow:
+            return [(state, None) for state in decode(self.model, cache, logits, position, sample, self.tokenizer)]
+        measured = follow(
+            self.model, cache, logits, position, sample, self.tokenizer, reference, exact_start=not question
+        )
+        return list(measured)
+
+    def _memory(self, stack: Stack, prompt: Prefilled, stored: int, state: RowState, peak: int) -> Memory:
+        shape, deploy = self.about.shape, self.about.shape.at(self.about.deploy_bytes)
+        held = [stack.kept(prompt.tokens, window) for window in shape.windows]
+        return Memory(
+            prompt_tokens=prompt.tokens,
+            stored_bytes=stored,
+            stored_bytes_end=state.stored_bytes_end,
+            formula_bytes=stack.formula_bytes(prompt.tokens, shape),
+            deploy_bytes=stack.formula_bytes(prompt.tokens, deploy),
+            deploy_full_bytes=Stack("full").formula_bytes(prompt.tokens, deploy),
+            working_bytes=state.working_bytes,
+            peak_bytes=peak,
+            kept_fraction=sum(held) / (len(held) * prompt.tokens),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HFEngine(Engine):
+    """The reference engine on transformers: shows what a method does to quality and to bytes, on any device.
+
+    Args:
+        prefill_chunk: tokens fed at once; bounds the memory of long prompts, changes no result beyond rounding.
+        threads: CPU threads; 0 leaves torch's own choice.
+    """
+
+    name: ClassVar[str] = "hf"
+    version: ClassVar[int] = 1
+
+    prefill_chunk: int = 1024
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prefill_chunk < 1:
+            raise ValueError(f"engine.prefill_chunk must be 1 or more, got {self.prefill_chunk}")
+        if self.threads < 0:
+            raise ValueError(f"engine.threads must be 0 or more, got {self.threads}")
+
+    def supports(self, layer: Layer) -> Support:
+        if layer.slot in ("evict", "quant"):
+            return Support(True, "acts on the real cache; memory is freed")
+        return Support(False, f"engine hf has no {layer.slot} slot")
+
+    def load_key(self, stack: Stack) -> str:
+        return "hf"  # every stack shares one load and one prefill
+
+    def spec(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "version": self.version,
+            "prefill_chunk": self.prefill_chunk,
+            "attention": "sdpa",
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "device": device_kind(),
+        }
+
+    def describe(self, model: Mapping[str, Any]) -> ModelFacts:
+        folder = fetch.locate(model)
+        trust = bool(model.get("trust_remote_code", False))
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"model.path: {folder} does not load: {error}") from error
+        dtype = resolved_dtype(model)
+        shape = _shape(config.get_text_config(), dtype)
+        max_tokens = int(config.get_text_config().max_position_embeddings)
+        prompts = PromptTokenizer(tokenizer, max_tokens, _stop_ids(folder, config, tokenizer))
+        name = str(model["name"])
+        hub_id = model.get("path") if not Path(str(model.get("path"))).expanduser().is_dir() else None
+        identity = {
+            "id": hub_id or (name if model.get("wheel") else "local"),
+            "revision": model.get("revision"),
+            "weights": fetch.weights_sha(folder),
+            "tokenizer": fetch.tokenizer_sha(folder),
+            "chat_template": prompts.template_hash,
+            "dtype": str(dtype).removeprefix("torch."),
+        }
+        deploy = model.get("deploy_dtype", "bfloat16")
+        if deploy not in DTYPES:
+            raise BadInput(f"model.deploy_dtype must be one of {', '.join(DTYPES)}, got {deploy!r}")
+        display = name if model.get("wheel") else str(hub_id or folder.name)
+        return ModelFacts(shape, DTYPES[deploy].itemsize, deploy, max_tokens, display, identity, prompts)
+
+    @contextmanager
+    def open(self, model: Mapping[str, Any]) -> Iterator[HFSession]:
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        facts = self.describe(model)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            fetch.locate(model),
+            dtype=resolved_dtype(model),
+            device_map=model.get("device_map", "auto") if device_kind() != "cpu" else None,
+            attn_implementation="sdpa",
+            trust_remote_code=bool(model.get("trust_remote_code", False)),
+        ).eval()
+        try:
+            yield HFSession(loaded, facts, self.prefill_chunk)
+        finally:
+            del loaded
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def device_kind() -> str:
+    """The kind of device that results are valid for: ``cpu``, or the accelerator's name."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def resolved_dtype(model: Mapping[str, Any]) -> torch.dtype:
+    """``model.dtype``; ``auto`` is float32 on a CPU, where bfloat16 is many times slower, and bfloat16 on a GPU."""
+    name = model.get("dtype", "auto")
+    if name == "auto":
+        name = "float32" if device_kind() == "cpu" else "bfloat16"
+    if name not in DTYPES:
+        raise BadInput(f"model.dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+def _shape(config: Any, dtype: torch.dtype) -> KVShape:
+    for key, meaning in {
+        "kv_lora_rank": "a latent (MLA) cache",
+        "final_logit_softcapping": None,  # harmless: outside attention
+        "attn_logit_softcapping": "soft-capped attention scores",
+    }.items():
+        if meaning and getattr(config, key, None) is not None:
+            raise BadInput(f"model: engine hf cannot serve {config.model_type} with {meaning} ({key})")
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    if unknown := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
+        raise BadInput(f"model: engine hf cannot serve {config.model_type} with layers of type {', '.join(unknown)}")
+    window = getattr(config, "sliding_window", None)
+    heads = config.num_attention_heads
+    return KVShape(
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        query_heads=heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        element_bytes=dtype.itemsize,
+        window=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+    )
+
+
+def _stop_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
+    ids = config.eos_token_id
+    if (folder / "generation_config.json").is_file():
+        ids = GenerationConfig.from_pretrained(folder).eos_token_id or ids
+    ids = tokenizer.eos_token_id if ids is None else ids
+    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
+
+
+def _evidence(
+    stack: Stack, prompt: Prefilled, state: RowState, stored: int, shape: KVShape
+) -> tuple[Evidence, ...]:
+    facts = {
+        "stored_bytes": float(stored),
+        "exact_bytes": float(Stack("full").formula_bytes(prompt.tokens, shape)),
+        "tokens_kept": float(stack.kept(prompt.tokens)),
+        "prompt_tokens": float(prompt.tokens),
+        **state.facts,
+    }
+    return tuple(Evidence(layer, acted, why, facts) for layer, (acted, why) in stack.acted(prompt.tokens).items())
+
+
+def _failed(row: Row, tokens: PromptTokens, error: Exception, seconds: float) -> Answer:
+    text = f"{type(error).__name__}: {error}"
+    return Answer(row.cell, tokens.hash, None, error=text, fault="infrastructure", seconds=seconds)
+
+
+def _reset_peak(model: PreTrainedModel) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_bytes(model: PreTrainedModel) -> int:
+    """Allocator peak since the batch began on a GPU; on a CPU the process's peak so far, which never falls."""
+    if model.device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+

@@ -1,0 +1,67 @@
+"""A transformers tokenizer as tasks and engines need it: a prompt in two pieces, the context and the rest."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from harness.types import BadInput, Sample, digest
+
+
+class PromptTokens(NamedTuple):
+    """``context`` holds everything up to the end of the context, ``rest`` the question and the begun answer."""
+
+    context: list[int]
+    rest: list[int]
+
+    @property
+    def hash(self) -> str:
+        return digest([self.context, self.rest])
+
+
+class PromptTokenizer:
+    """Renders samples with the model's chat template, if it has one."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_tokens: int, stop_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.stop_ids = stop_ids
+
+    @property
+    def template_hash(self) -> str:
+        return digest(self._tokenizer.chat_template or "")
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def prompt(self, sample: Sample) -> PromptTokens:
+        """Token ids of the two pieces of the prompt. They are tokenized apart, so the cut is the same in every mode."""
+        head, tail = self._render(sample)
+        context = self.encode(head)
+        bos = self._tokenizer.bos_token_id
+        if bos is not None and not self._tokenizer.chat_template and context[:1] != [bos]:
+            context.insert(0, bos)
+        return PromptTokens(context, self.encode(tail))
+
+    def prompt_tokens(self, sample: Sample) -> int:
+        return sum(len(piece) for piece in self.prompt(sample))
+
+    def compressed_tokens(self, sample: Sample, compress: str) -> int:
+        prompt = self.prompt(sample)
+        return len(prompt.context) + (len(prompt.rest) if compress == "prompt" else 0)
+
+    def _render(self, sample: Sample) -> tuple[str, str]:
+        user = "\n\n".join(part for part in (sample.context, sample.question) if part)
+        if not self._tokenizer.chat_template:
+            return sample.context, user[len(sample.context) :] + "\n" + sample.answer_prefix
+        messages = [{"role": "user", "content": user}]
+        text = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        at = text.rfind(sample.context.strip())
+        if at < 0:
+            raise BadInput("model: its chat template does not carry the user's text verbatim, so prompts cannot be split")
+        cut = at + len(sample.context.strip())
+        return text[:cut], text[cut:] + sample.answer_prefix

@@ -1,0 +1,346 @@
+"""From stored records to verdict.json and the table of samples: pairs them, counts the look, and asks ``verdict``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness import samples as sample_files
+from harness.make import make
+from harness.store import Damage, ResultStore
+from harness.types import BadInput, Decision, Gate, Pair, Record, Sample, State, canonical, digest
+from harness.verdict import CellInput, CellVerdict, judge_cell, judge_ladders, judge_strategy
+from tasks.base import Task
+
+SCHEMA = "kvgate.verdict/1"
+
+
+@dataclass(frozen=True)
+class CellRecords:
+    """One planned cell with what the store holds for it, by sample id."""
+
+    planned: Mapping[str, Any]
+    records: Mapping[str, Record]
+
+
+@dataclass(frozen=True)
+class GroupRecords:
+    """One group of the manifest with its samples and records."""
+
+    planned: Mapping[str, Any]
+    mode: str
+    task: Task
+    samples: Sequence[Sample]
+    cells: Sequence[CellRecords]
+
+    def role(self, role: str) -> CellRecords | None:
+        return next((cell for cell in self.cells if cell.planned["role"] == role), None)
+
+
+def judge(
+    store: ResultStore, manifest: Mapping[str, Any], gate: Gate, *, rescore: bool = False
+) -> tuple[dict[str, Any], pd.DataFrame, list[Damage]]:
+    """Judge every cell of a run from stored facts.
+
+    Args:
+        store: Where the cells are.
+        manifest: The run's ``run.json``.
+        gate: What counts as good enough; the run's own gate, or another.
+        rescore: Judge the stored responses again with the tasks' scorers as they are now.
+
+    Returns:
+        verdict.json as a dict, one row a strategy and sample, and the records that were damaged.
+    """
+    damaged: list[Damage] = []
+    seeds = {group["seed"] for group in manifest["groups"]}
+    groups = [_read(store, group, len(seeds) > 1, rescore, damaged) for group in manifest["groups"]]
+    gating = gate.tasks or tuple(dict.fromkeys(g.planned["label"] for g in groups if not g.task.fidelity))
+    cells: list[tuple[CellVerdict, dict[str, Any]]] = []
+    for group in groups:
+        for cell in group.cells:
+            if cell.planned["role"] == "candidate":
+                verdict = judge_cell(_cell_input(store, group, cell), gate, gating)
+                cells.append((verdict, _cell_json(verdict, group, cell)))
+    strategies = _strategies([verdict for verdict, _ in cells], groups, gate)
+    verdict = {
+        "schema": SCHEMA,
+        "name": manifest["name"],
+        "created": manifest["created"],
+        "command": manifest["command"],
+        "model": manifest["model"],
+        "engine": manifest["engine"],
+        "gate": {**asdict(gate), "tasks": list(gating)},
+        "seed": min(seeds),
+        "kvgate": manifest["kvgate"],
+        "git": manifest["git"],
+        "python": manifest["engine"]["versions"]["python"],
+        "strategies": strategies,
+        "cells": [facts for _, facts in cells],
+        "notes": [*_notes(manifest, gate, rescore), *map(str, damaged)],
+    }
+    return verdict, pd.DataFrame([row for group in groups for row in _rows(group)]), damaged
+
+
+def _read(
+    store: ResultStore, planned: Mapping[str, Any], several_seeds: bool, rescore: bool, damaged: list[Damage]
+) -> GroupRecords:
+    task: Task = make(planned["task"], "task")
+    file = store.root / "samples" / planned["samples_file"]
+    if not file.is_file():
+        raise BadInput(f"results_dir: the samples of {planned['label']} are gone, {file}; start the run again")
+    samples = sample_files.load(file)
+    wanted = {sample.id: sample for sample in samples}
+    cells = []
+    for cell in planned["cells"]:
+        records, lines = store.cell(cell["address"]).read()
+        damaged += lines
+        mine = {key: r for key, r in records.items() if key in wanted and r.sample_hash == wanted[key].hash}
+        if rescore:
+            mine = {key: _rescored(task, wanted[key], record) for key, record in mine.items()}
+        cells.append(CellRecords(cell, mine))
+    mode = planned["compress"] + (f" seed={planned['seed']}" if several_seeds else "")
+    return GroupRecords(planned, mode, task, samples, cells)
+
+
+def _rescored(task: Task, sample: Sample, record: Record) -> Record:
+    if record.response is None:
+        return record
+    score = task.score(sample, record.response)
+    return replace(record, state=score.state, score=score.value, answer=score.answer)
+
+
+def _pairs(group: GroupRecords, baseline: CellRecords, other: CellRecords) -> tuple[Pair, ...]:
+    pairs = []
+    for sample in group.samples:
+        a, b = baseline.records.get(sample.id), other.records.get(sample.id)
+        hashes = {record.prompt_hash for record in (a, b) if record and record.prompt_hash}
+        pairs.append(
+            Pair(
+                sample_id=sample.id,
+                cluster=sample.cluster,
+                baseline=a.score if a else None,
+                candidate=b.score if b else None,
+                baseline_state=a.state if a else State.NOT_RUN,
+                candidate_state=b.state if b else State.NOT_RUN,
+                baseline_fault=a.fault if a else None,
+                candidate_fault=b.fault if b else None,
+                prompts_agree=len(hashes) < 2,
+                acted=all(evidence.acted for evidence in b.evidence) if b else True,
+            )
+        )
+    return tuple(pairs)
+
+
+def _cell_input(store: ResultStore, group: GroupRecords, cell: CellRecords) -> CellInput:
+    baseline, noise, control = group.role("baseline"), group.role("noise"), group.role("control")
+    assert baseline is not None
+    pairs = _pairs(group, baseline, cell)
+    complete = not any(State.NOT_RUN in (pair.baseline_state, pair.candidate_state) for pair in pairs)
+    look = 1
+    if complete and not group.task.fidelity:
+        pair_key = digest([baseline.planned["address"], cell.planned["address"]], 24)
+        look = store.look(pair_key, group.planned["samples_set"], len(pairs))
+    return CellInput(
+        strategy=cell.planned["strategy"],
+        task=group.planned["label"],
+        mode=group.mode,
+        pairs=pairs,
+        noise=_pairs(group, baseline, noise) if noise else (),
+        control=_pairs(group, baseline, control) if control else (),
+        planned_n=group.planned["n"],
+        look=look,
+        chance=group.task.chance,
+        graded=group.task.graded,
+        fidelity=group.task.fidelity,
+        fidelity_measures=_fidelity(cell),
+        lossless=False,
+        is_baseline=False,
+    )
+
+
+def _fidelity(cell: CellRecords) -> dict[str, float]:
+    """Means over samples of what following the baseline measured; kl_max is the largest."""
+    measured = [r.response.fidelity for r in cell.records.values() if r.response and r.response.fidelity]
+    if not measured:
+        return {}
+    means = {key: sum(facts[key] for facts in measured) / len(measured) for key in measured[0]}
+    return {**means, "kl_max": max(facts["kl_max"] for facts in measured)}
+
+
+def _cell_json(verdict: CellVerdict, group: GroupRecords, cell: CellRecords) -> dict[str, Any]:
+    baseline = group.role("baseline")
+    assert baseline is not None
+    facts = asdict(verdict)
+    facts["reasons"] = list(verdict.reasons)
+    return {
+        **facts,
+        "memory": _memory(cell),
+        "evidence": _evidence(cell),
+        "output_tokens": _output_tokens(cell),
+        "output_tokens_baseline": _output_tokens(baseline),
+        "address": cell.planned["address"],
+    }
+
+
+def _memory(cell: CellRecords) -> dict[str, float | int] | None:
+    """Bytes a prompt token, each over all samples; the peak is the largest seen."""
+    memory = [record.memory for record in cell.records.values() if record.memory]
+    if not memory:
+        return None
+    tokens = sum(m.prompt_tokens for m in memory)
+    return {
+        "formula_bytes_per_token": sum(m.formula_bytes for m in memory) / tokens,
+        "stored_bytes_per_token": sum(m.stored_bytes for m in memory) / tokens,
+        "deploy_bytes_per_token": sum(m.deploy_bytes for m in memory) / tokens,
+        "deploy_full_bytes_per_token": sum(m.deploy_full_bytes for m in memory) / tokens,
+        "working_bytes_per_token": sum(m.working_bytes for m in memory) / tokens,
+        "peak_bytes": max(m.peak_bytes for m in memory),
+        "kept_fraction": sum(m.kept_fraction * m.prompt_tokens for m in memory) / tokens,
+    }
+
+
+def _evidence(cell: CellRecords) -> list[dict[str, Any]]:
+    """By layer: did it act on every sample, in how many, and the means of its numbers."""
+    by_layer: dict[str, list[Any]] = {}
+    for record in cell.records.values():
+        for evidence in record.evidence:
+            by_layer.setdefault(evidence.layer, []).append(evidence)
+    return [
+        {
+            "layer": layer,
+            "acted": all(one.acted for one in found),
+            "why": f"acted on {sum(one.acted for one in found)} of {len(found)} samples; the first: {found[0].why}",
+            "facts": {key: sum(one.facts[key] for one in found) / len(found) for key in found[0].facts},
+        }
+        for layer, found in by_layer.items()
+    ]
+
+
+def _output_tokens(cell: CellRecords) -> float | None:
+    lengths = [len(record.response.token_ids) for record in cell.records.values() if record.response]
+    return sum(lengths) / len(lengths) if lengths else None
+
+
+def _strategies(cells: Sequence[CellVerdict], groups: Sequence[GroupRecords], gate: Gate) -> list[dict[str, Any]]:
+    planned = {c.planned["strategy"]: c.planned for g in groups for c in g.cells if c.planned["role"] == "candidate"}
+    verdicts = {name: judge_strategy([cell for cell in cells if cell.strategy == name]) for name in planned}
+    ladders = _ladders(planned)
+    rungs = {
+        key: [(keep, verdicts[name].p_value if verdicts[name].decision is Decision.GO else None) for keep, name in rows]
+        for key, rows in ladders.items()
+    }
+    certified = judge_ladders(rungs, gate.alpha / gate.looks)
+    rung_of = {
+        name: {
+            "policy": key,
+            "keep": keep,
+            "certified": certified[key] is not None and keep >= certified[key],  # type: ignore[operator]
+            "smallest_certified": certified[key],
+        }
+        for key, rows in ladders.items()
+        for keep, name in rows
+    }
+    return [
+        {
+            "name": name,
+            "decision": verdict.decision,
+            "reasons": list(verdict.reasons),
+            "stack": planned[name]["describe"],
+            "ladder": rung_of.get(name),
+        }
+        for name, verdict in verdicts.items()
+    ]
+
+
+def _ladders(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[float, str]]]:
+    """Strategies that differ in their budget alone, from mild to harsh, by the name of their policy."""
+    alike: dict[str, list[tuple[float, str]]] = {}
+    titles: dict[str, str] = {}
+    for name, cell in planned.items():
+        evict = cell["stack"].get("evict")
+        if not evict:
+            continue
+        options = dict(evict["options"])
+        budgets = {key: options.pop(key) for key in ("keep", "keep_tokens")}
+        kind = "keep" if budgets["keep"] is not None else "keep_tokens"
+        key = canonical([{**cell["stack"], "evict": {**evict, "options": options}}, kind])
+        alike.setdefault(key, []).append((float(budgets[kind]), name))
+        others = "".join(f" + {slot}" for slot in cell["stack"] if slot != "evict")
+        titles[key] = f"evict/{evict['name']}{others} ({kind})"
+    return {titles[key]: sorted(rows, reverse=True) for key, rows in alike.items() if len(rows) > 1}
+
+
+def _notes(manifest: Mapping[str, Any], gate: Gate, rescore: bool) -> list[str]:
+    promised = manifest["gate"]
+    notes = [
+        f"gate.{key} was changed after the run: promised {promised[key]}, judged at {value}"
+        for key, value in asdict(gate).items()
+        if key not in ("strict", "tasks") and promised[key] != value
+    ]
+    if gate.tasks and list(gate.tasks) != list(promised["tasks"]):
+        notes.append(f"gate.tasks was changed after the run: judged on {', '.join(gate.tasks)}")
+    if rescore:
+        notes.append("stored responses were scored again with the scorers of this version")
+    return notes
+
+
+def _rows(group: GroupRecords) -> list[dict[str, Any]]:
+    baseline = group.role("baseline")
+    assert baseline is not None
+    rows = []
+    for cell in group.cells:
+        if cell.planned["role"] not in ("baseline", "candidate"):
+            continue
+        for sample in group.samples:
+            record, reference = cell.records.get(sample.id), baseline.records.get(sample.id)
+            response = record.response if record else None
+            rows.append(
+                {
+                    "strategy": cell.planned["strategy"],
+                    "task": group.planned["label"],
+                    "mode": group.mode,
+                    "sample_id": sample.id,
+                    "state": record.state if record else State.NOT_RUN,
+                    "score": record.score if record else None,
+                    "baseline_score": reference.score if reference else None,
+                    "baseline_state": reference.state if reference else State.NOT_RUN,
+                    "answer": record.answer if record else "",
+                    "baseline_answer": reference.answer if reference else "",
+                    "expected": ", ".join(sample.answers),
+                    "text": response.text if response else "",
+                    "finish": response.finish if response else "",
+                    "output_tokens": len(response.token_ids) if response else None,
+                    "prompt_tokens": sample.meta.get("prompt_tokens"),
+                    "length": sample.meta.get("length"),
+                    "depth": sample.meta.get("depth"),
+                    "acted": all(evidence.acted for evidence in record.evidence) if record else None,
+                    "error": record.error if record else "",
+                }
+            )
+    return rows
+
+
+def report_gate(promised: Mapping[str, Any], changes: Mapping[str, Any]) -> Gate:
+    """The run's gate with what ``kvgate report`` asks differently. Raises BadInput if it breaks a rule."""
+    merged = {**promised, **{key: value for key, value in changes.items() if value is not None}}
+    gate = Gate(**{**merged, "tasks": tuple(merged["tasks"])})
+    if problems := gate.problems():
+        raise BadInput(*problems)
+    return gate
+
+
+def strict_exit(verdict: Mapping[str, Any]) -> int:
+    """0 all GO, 1 some NO-GO, 3 some INCONCLUSIVE or VOID; NO-GO weighs more."""
+    decisions = {Decision(strategy["decision"]) for strategy in verdict["strategies"]}
+    if Decision.NO_GO in decisions:
+        return 1
+    return 3 if decisions & {Decision.INCONCLUSIVE, Decision.VOID} else 0
+
+
+def results_of(folder: Path) -> Path:
+    """The results folder that a run's folder lies in."""
+    return folder.parent.parent

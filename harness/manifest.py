@@ -1,0 +1,93 @@
+"""run.json: what one command asked for, as plain data. It points at cells; a report needs nothing else but the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness import provenance
+from harness.plan import Group, Plan
+from harness.store import write_atomic
+from harness.types import BadInput
+
+SCHEMA = "kvgate.run/1"
+
+
+def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
+    """Describe a plan. ``command`` is what the user typed."""
+    shape = plan.facts.shape
+    model = {
+        **plan.facts.identity,
+        "id": plan.facts.display,
+        "weights_sha": plan.facts.identity["weights"],
+        "deploy_dtype": plan.facts.deploy_dtype,
+        "layers": shape.layers,
+        "kv_heads": shape.kv_heads,
+        "query_heads": shape.query_heads,
+        "head_dim": shape.head_dim,
+        "max_tokens": plan.facts.max_tokens,
+    }
+    engine = plan.engine.spec()
+    return {
+        "schema": SCHEMA,
+        "name": plan.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(command),
+        "model": model,
+        "engine": {**engine, "versions": provenance.versions(), "cpu": provenance.cpu()},
+        "gate": asdict(plan.gate),
+        "kvgate": provenance.versions()["kvgate"],
+        "git": provenance.git_commit(),
+        "groups": [_group(group) for group in plan.groups],
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "task": dict(group.task_config),
+        "chance": group.task.chance,
+        "graded": group.task.graded,
+        "fidelity": group.task.fidelity,
+        "compress": group.compress,
+        "seed": group.seed,
+        "n": group.n,
+        "samples_file": group.samples_file.name,
+        "samples_set": group.samples_set,
+        "cells": [
+            {
+                "address": cell.address,
+                "role": cell.role,
+                "strategy": cell.strategy,
+                "describe": cell.stack.describe(),
+                "stack": dict(cell.stack.spec()),
+            }
+            for cell in group.cells
+        ],
+    }
+
+
+def save(manifest: Mapping[str, Any], folder: Path) -> None:
+    write_atomic(folder / "run.json", json.dumps(manifest, indent=1, ensure_ascii=False))
+
+
+def load(run: str, results_dir: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder and manifest of a run given by name or path. Raises BadInput if there is none."""
+    folder = Path(run).expanduser()
+    if not (folder / "run.json").is_file():
+        folder = results_dir.expanduser() / "runs" / run
+    if not (folder / "run.json").is_file():
+        known = sorted(path.parent.name for path in (results_dir.expanduser() / "runs").glob("*/run.json"))
+        there = f"; there are {', '.join(known[-8:])}" if known else ""
+        raise BadInput(f"run must be a run folder or the name of a run in {results_dir}/runs, got {run!r}{there}")
+    try:
+        manifest = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"run: {folder / 'run.json'} is damaged ({error}); start the run again to rewrite it") from error
+    if manifest.get("schema") != SCHEMA:
+        raise BadInput(f"run: {folder / 'run.json'} must have schema {SCHEMA}, got {manifest.get('schema')!r}")
+    return folder.absolute(), manifest

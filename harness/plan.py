@@ -1,0 +1,363 @@
+"""From composed configurations to work units: what must be computed, what the store already has, and what is refused.
+
+Everything that can be checked without weights is checked here, and all problems are raised together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from harness import samples as sample_files
+from harness.engines.base import Engine, ModelFacts
+from harness.make import make, make_stack
+from harness.store import ResultStore
+from harness.types import BadInput, Gate, Sample, State, Unsupported, canonical, digest
+from strategies.base import Stack
+from tasks.base import Task
+
+BASELINE = "full"
+CONTROL = "control"
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """One cell of a group: ``role`` is baseline, candidate, noise (the baseline decoded apart) or control."""
+
+    address: str
+    role: str
+    strategy: str
+    stack: Stack
+    config: Mapping[str, Any]
+    ask: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that share samples, prefill and joint decode."""
+
+    label: str  # the task's name, made unique within the run
+    task: Task
+    task_config: Mapping[str, Any]
+    compress: str
+    seed: int
+    n: int
+    samples: list[Sample]
+    samples_file: Path
+    samples_set: str
+    cells: tuple[PlannedCell, ...]
+
+    @property
+    def mode(self) -> str:
+        return f"compress={self.compress} seed={self.seed}"
+
+    @property
+    def id(self) -> str:
+        return f"{self.label} {self.mode}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run: one model on one engine, any number of strategies and tasks."""
+
+    name: str
+    store: ResultStore
+    model_config: Mapping[str, Any]
+    engine_config: Mapping[str, Any]
+    engine: Engine
+    facts: ModelFacts
+    gate: Gate
+    groups: tuple[Group, ...]
+
+    def missing(self, group: Group) -> dict[str, set[str]]:
+        """By cell address, the ids of samples that have no answer yet; failures of infrastructure are tried again."""
+        wanted = {sample.id: sample.hash for sample in group.samples}
+        missing = {}
+        for cell in group.cells:
+            records, _ = self.store.cell(cell.address).read()
+            done = {
+                key
+                for key, record in records.items()
+                if record.sample_hash == wanted.get(key)
+                and not (record.state is State.FAILED and record.fault == "infrastructure")
+            }
+            missing[cell.address] = set(wanted) - done
+        return missing
+
+    def units(self) -> list[dict[str, Any]]:
+        """The work, as plain data that can be sent to another process or machine; one unit for each engine load."""
+        loads: dict[str, list[dict[str, Any]]] = {}
+        for group in self.groups:
+            keys = {self.engine.load_key(cell.stack) for cell in group.cells}
+            for key in sorted(keys):
+                loads.setdefault(key, []).append(self._unit_group(group, key))
+        return [
+            {
+                "model": self.model_config,
+                "engine": self.engine_config,
+                "results_dir": str(self.store.root),
+                "groups": groups,
+            }
+            for groups in loads.values()
+        ]
+
+    def _unit_group(self, group: Group, key: str) -> dict[str, Any]:
+        def row(cell: PlannedCell) -> dict[str, Any]:
+            return {"cell": cell.address, "strategy": cell.strategy, "role": cell.role, "stack": cell.config}
+
+        # the baseline decodes with whatever shares its load, and leads every load's batch
+        mine = [c for c in group.cells if self.engine.load_key(c.stack) == key or c.role == "baseline"]
+        joint = [row(cell) for cell in mine if cell.role != "noise"]
+        alone = [[row(cell)] for cell in mine if cell.role == "noise"]
+        return {
+            "id": group.id,
+            "task": group.task_config,
+            "compress": group.compress,
+            "seed": group.seed,
+            "samples_file": str(group.samples_file),
+            "samples_set": group.samples_set,
+            "n": group.n,
+            "batches": [joint, *alone],
+        }
+
+
+@dataclass
+class Job:
+    """One composed configuration, with the overrides that made it."""
+
+    config: Mapping[str, Any]
+    overrides: Sequence[str] = ()
+
+
+def gate_of(config: Mapping[str, Any]) -> Gate:
+    """The gate without the parts that are not numbers (the control's stack)."""
+    known = {field.name for field in fields(Gate)}
+    values = {key: value for key, value in config.items() if key in known}
+    return Gate(**{**values, "tasks": tuple(values.get("tasks") or ())})
+
+
+def plan(jobs: Sequence[Job]) -> Plan:
+    """Merge the jobs of a grid into one plan. Raises BadInput with every problem found."""
+    first = jobs[0].config
+    problems = _mixed(jobs)
+    gate = gate_of(first["gate"])
+    problems += gate.problems()
+    for job in jobs:
+        problems += _numbers(job.config)
+    store = ResultStore(Path(first["results_dir"]).expanduser().absolute())
+    problems += store.problems()
+    stacks, found = _stacks(jobs)
+    problems += found
+    control, found = _control(first["gate"])
+    problems += found
+    tasks, found = _tasks(jobs)
+    problems += found
+    engine, facts = None, None
+    try:
+        engine = make(first["engine"], "engine")
+        for stack in stacks.values():
+            problems += _refusals(engine, stack)
+        facts = engine.describe(first["model"])
+    except BadInput as error:
+        problems += error.problems
+    except Unsupported as error:
+        problems.append(str(error))
+    if facts is not None:
+        for stack in stacks.values():
+            problems += stack.problems(facts.shape)
+        for task in tasks.values():
+            problems += task.problems(facts.tokenizer)
+    problems += [f"gate.tasks must name tasks of this run, got {name!r}" for name in _strangers(gate, tasks, jobs)]
+    if problems or engine is None or facts is None or control is None:
+        raise BadInput(*dict.fromkeys(problems))
+    plan = Plan(
+        name=str(first["name"]),
+        store=store,
+        model_config=first["model"],
+        engine_config=first["engine"],
+        engine=engine,
+        facts=facts,
+        gate=gate,
+        groups=_groups(jobs, store, engine, facts, stacks, control, tasks),
+    )
+    if idle := [problem for group in plan.groups for problem in _idle(group, facts)]:
+        raise BadInput(*dict.fromkeys(idle))
+    return plan
+
+
+def _mixed(jobs: Sequence[Job]) -> list[str]:
+    problems = []
+    for key in ("model", "engine", "gate"):
+        if len({canonical(job.config[key]) for job in jobs}) > 1:
+            problems.append(f"{key}: one run compares strategies on one {key}; start a run for each")
+    return problems
+
+
+def _numbers(config: Mapping[str, Any]) -> list[str]:
+    problems = []
+    if config["n"] < 1:
+        problems.append(f"n must be 1 or more, got {config['n']}")
+    if config["seed"] < 0:
+        problems.append(f"seed must be 0 or more, got {config['seed']}")
+    if config["compress"] not in ("prompt", "context"):
+        problems.append(f"compress must be prompt or context, got {config['compress']!r}")
+    if not str(config["name"]).strip() or set(str(config["name"])) & set("/\\"):
+        problems.append(f"name must be a plain folder name, got {config['name']!r}")
+    return problems
+
+
+def _strategy_key(config: Mapping[str, Any]) -> str:
+    return canonical({slot: layer for slot, layer in config.items() if slot != "name" and layer})
+
+
+def _stacks(jobs: Sequence[Job]) -> tuple[dict[str, Stack], list[str]]:
+    """Distinct stacks by configuration. A stack that the command line changed is named by what it is."""
+    stacks: dict[str, Stack] = {}
+    problems = []
+    for job in jobs:
+        config = job.config["strategy"]
+        try:
+            stack = make_stack(str(config.get("name")), config)
+        except BadInput as error:
+            problems += error.problems
+            continue
+        changed = any(word.lstrip("+~").startswith(("strategy.", "strategy/")) for word in job.overrides)
+        renamed = any(word.lstrip("+").startswith("strategy.name=") for word in job.overrides)
+        if (changed and not renamed) or not config.get("name"):
+            stack = Stack(stack.short(), stack.evict, stack.quant)
+        stacks.setdefault(_strategy_key(config), stack)
+    names = Counter(stack.name for stack in stacks.values())
+    for key, stack in stacks.items():
+        if names[stack.name] > 1 or (stack.name in (BASELINE, CONTROL) and stack.layers()):
+            stacks[key] = Stack(stack.describe(), stack.evict, stack.quant)
+    return stacks, problems
+
+
+def _control(gate: Mapping[str, Any]) -> tuple[Stack | None, list[str]]:
+    try:
+        return make_stack(CONTROL, gate["control"]), []
+    except BadInput as error:
+        return None, [problem.replace("strategy.", "gate.control.") for problem in error.problems]
+
+
+def _tasks(jobs: Sequence[Job]) -> tuple[dict[str, Task], list[str]]:
+    tasks: dict[str, Task] = {}
+    problems = []
+    for job in jobs:
+        key = canonical(job.config["task"])
+        if key not in tasks:
+            try:
+                tasks[key] = make(job.config["task"], "task")
+            except BadInput as error:
+                problems += error.problems
+    return tasks, problems
+
+
+def _refusals(engine: Engine, stack: Stack) -> list[str]:
+    answers = [(layer, engine.supports(layer)) for layer in stack.layers()]
+    return [
+        f"strategy.{layer.slot}: engine {engine.name} refuses {layer.slot}/{layer.name}: {answer.why}"
+        for layer, answer in answers
+        if not answer.yes
+    ]
+
+
+def _labels(tasks: Mapping[str, Task]) -> dict[str, str]:
+    """A label for each task: its name, with a number where one name stands for several settings."""
+    names = Counter(task.name for task in tasks.values())
+    seen: Counter[str] = Counter()
+    labels = {}
+    for key, task in tasks.items():
+        seen[task.name] += 1
+        labels[key] = task.name if names[task.name] == 1 else f"{task.name}#{seen[task.name]}"
+    return labels
+
+
+def _strangers(gate: Gate, tasks: Mapping[str, Task], jobs: Sequence[Job]) -> list[str]:
+    labels = _labels(tasks).values()
+    return [name for name in gate.tasks if name not in labels] if tasks else []
+
+
+def _groups(
+    jobs: Sequence[Job],
+    store: ResultStore,
+    engine: Engine,
+    facts: ModelFacts,
+    stacks: Mapping[str, Stack],
+    control: Stack,
+    tasks: Mapping[str, Task],
+) -> tuple[Group, ...]:
+    members: dict[tuple[str, str, int], list[Job]] = {}
+    for job in jobs:
+        where = (canonical(job.config["task"]), job.config["compress"], job.config["seed"])
+        members.setdefault(where, []).append(job)
+    labels = _labels(tasks)
+    groups = []
+    for (task_key, compress, seed), same in members.items():
+        task, n = tasks[task_key], max(job.config["n"] for job in same)
+        file, samples = _samples(store, task, facts, n, seed)
+        shared = {
+            "model": facts.identity,
+            "engine": engine.spec(),
+            "task": task.spec(),
+            "generation": "greedy",
+            "seed": seed,
+        }
+        mode = {"compress": compress, "prefill": "exact", "pass": "cold"}
+
+        def cell(role: str, stack: Stack, config: Mapping[str, Any], batch: str = "joint") -> PlannedCell:
+            ask = {**shared, "mode": {**mode, "batch": batch}, "stack": stack.spec()}  # noqa: B023
+            return PlannedCell(store.ask(ask), role, stack.name, stack, config, ask)
+
+        cells = {(c := cell("baseline", Stack(BASELINE), {})).address: c}
+        for job in same:
+            stack = stacks[_strategy_key(job.config["strategy"])]
+            if stack.layers():
+                candidate = cell("candidate", stack, job.config["strategy"])
+                cells.setdefault(candidate.address, candidate)
+        alone = cell("noise", Stack(BASELINE), {}, batch="alone")
+        cells[alone.address] = alone
+        if not task.fidelity:
+            harsh = cell("control", control, same[0].config["gate"]["control"])
+            cells.setdefault(harsh.address, harsh)
+        groups.append(
+            Group(
+                label=labels[task_key],
+                task=task,
+                task_config=same[0].config["task"],
+                compress=compress,
+                seed=seed,
+                n=n,
+                samples=samples,
+                samples_file=file,
+                samples_set=sample_files.set_hash(samples),
+                cells=tuple(cells.values()),
+            )
+        )
+    return tuple(groups)
+
+
+def _samples(store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: int) -> tuple[Path, list[Sample]]:
+    """The task's samples, from their file if they were made before."""
+    key = digest({"task": task.spec(), "tokenizer": facts.identity["tokenizer"], "n": n, "seed": seed}, 24)
+    file = store.samples_file(key)
+    if not file.exists():
+        try:
+            sample_files.save(task.samples(facts.tokenizer, n, seed), file)
+        except ValueError as error:
+            raise BadInput(f"task {task.name}: {error}") from error
+    return file, sample_files.load(file)
+
+
+def _idle(group: Group, facts: ModelFacts) -> list[str]:
+    """Budgets that no prompt of the group exceeds: such a run would test nothing."""
+    longest = max(facts.tokenizer.compressed_tokens(sample, group.compress) for sample in group.samples)
+    return [
+        f"strategy.evict: {cell.strategy} keeps {cell.stack.evict.budget(longest)} tokens, which must be below the "
+        f"longest {group.compress} of task {group.label}, {longest} tokens"
+        for cell in group.cells
+        if cell.stack.evict and cell.stack.evict.budget(longest) >= longest
+    ]

@@ -1,0 +1,127 @@
+"""The report as Markdown, for a pull request or a model card. The plots stand beside it as files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from harness.report.flips import Flip
+from harness.report.page import Page, Square, StrategyPart, badge
+from harness.report.plots import Plot
+from harness.report.tables import DECISION, Table
+
+
+def render(page: Page, pictures: Sequence[Plot]) -> str:
+    """The whole report; blocks are parted by one empty line."""
+    return "\n\n".join(_blocks(page, pictures)) + "\n"
+
+
+def _blocks(page: Page, pictures: Sequence[Plot]) -> Iterator[str]:
+    yield f"# kvgate report: {escape(page.title)}"
+    yield f"**{escape(page.headline)}** Made {escape(page.created)}."
+    for note in page.notes:
+        yield f"> **Note:** {escape(note)}"
+    yield "## Verdict"
+    yield grid(
+        ("decision", "strategy", "KV share", "why"),
+        [(f"**{badge(card.decision)}**", *map(escape, (card.strategy, card.memory, card.why))) for card in page.cards],
+    )
+    yield escape(page.memory_quoted)
+    yield bullets(page.scope)
+    yield "## Strategies by tasks"
+    yield grid(
+        ("strategy", "overall", *map(escape, page.matrix_columns)),
+        [
+            (escape(card.strategy), f"**{badge(card.decision)}**", *(_square(square) for square in squares))
+            for card, squares in page.matrix
+        ],
+    )
+    yield escape(page.matrix_note)
+    yield "## What to do next"
+    yield _table(page.next_steps) if page.next_steps.rows else "Every strategy is decided."
+    yield "## Task by task"
+    for part in page.tasks:
+        yield f"### {escape(part.label)}"
+        for table in part.tables:
+            yield f"**{table.title}**"
+            yield _table(table)
+    yield bullets(f"{term}: {meaning}" for term, meaning in page.glossary)
+    yield "## Plots"
+    for picture in pictures:
+        yield f"![{escape(picture.alt)}](plots/{picture.file})"
+        yield f"*{escape(picture.caption)}*"
+    yield "## Strategy by strategy"
+    yield escape(page.memory_note)
+    for part in page.strategies:
+        yield from _strategy(part)
+    yield "## Provenance"
+    for table in page.provenance:
+        yield f"**{table.title}**"
+        yield _table(table)
+    yield "## How to reproduce"
+    for purpose, command in page.reproduce:
+        yield f"{escape(purpose)}:"
+        yield fenced(command)
+
+
+def _square(square: Square | None) -> str:
+    if square is None:
+        return "not run"
+    lines = (f"**{badge(square.decision)}**", escape(square.first), escape(square.second))
+    return "<br>".join(lines if square.gating else (*lines, "*not gating*"))
+
+
+def _strategy(part: StrategyPart) -> Iterator[str]:
+    yield f"### {escape(part.card.strategy)}: {badge(part.card.decision)}"
+    yield escape("; ".join(filter(None, (part.card.stack, part.card.ladder))) or "no stack recorded")
+    if part.reasons:
+        yield bullets(part.reasons)
+    for table in (part.evidence, part.memory, part.addresses):
+        yield f"**{table.title}**"
+        yield _table(table) if table.rows else "Nothing recorded."
+    for label, flips in part.flips:
+        yield f"**Flips worth reading: {escape(label)}** ({len(flips.shown)} of {flips.total})"
+        for flip in flips.shown:
+            yield _flip(flip)
+
+
+def _flip(flip: Flip) -> str:
+    said = {
+        "expected": flip.expected,
+        "full cache": flip.baseline_answer,
+        "candidate": flip.answer,
+        "text": flip.text,
+        "error": flip.error,
+    }
+    body = "\n".join(f"{name}: {text}" for name, text in said.items() if text)
+    return f"Sample {escape(flip.sample_id)} ({escape(flip.facts)})\n\n{fenced(body)}"
+
+
+def _table(table: Table) -> str:
+    badges = table.columns.index(DECISION) if DECISION in table.columns else -1
+    rows = [[f"**{badge(text)}**" if i == badges else escape(text) for i, text in enumerate(row)] for row in table.rows]
+    return grid(table.columns, rows, table.words)
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], words: int | None = None) -> str:
+    """A pipe table of cells that are Markdown already; columns after the first ``words`` are aligned right."""
+    rules = ["---" if words is None or i < words else "---:" for i in range(len(columns))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, rules, *rows))
+
+
+def bullets(items: Iterable[str]) -> str:
+    return "\n".join(f"- {escape(item)}" for item in items)
+
+
+def escape(text: str) -> str:
+    """One line of Markdown that shows ``text`` and does nothing else: no tag, link, picture, table or emphasis."""
+    line = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = re.sub(r"([\\`*|])", r"\\\1", line)
+    return re.sub(r"\](?=[(\[:])", r"\]", line)
+
+
+def fenced(text: str) -> str:
+    """A code block whose fence is longer than any run of backticks inside."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"

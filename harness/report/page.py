@@ -1,0 +1,166 @@
+"""What the report says, in its order, as plain data. How it looks is the renderers' matter; so is escaping."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from harness.report import sentences, tables
+from harness.report.flips import Flips, find
+from harness.report.format import MISSING, interval, number, percent, signed
+from harness.report.outlook import ORDER, SYMBOLS, Cell, Outlook
+from harness.report.tables import Table
+from harness.types import Decision
+
+
+@dataclass(frozen=True)
+class Card:
+    """A strategy at one glance."""
+
+    strategy: str
+    anchor: str
+    decision: str
+    why: str
+    memory: str
+    stack: str
+    ladder: str
+
+
+@dataclass(frozen=True)
+class Square:
+    """One cell of the matrix: its decision and two short lines."""
+
+    decision: str
+    first: str
+    second: str
+    gating: bool
+
+
+@dataclass(frozen=True)
+class TaskPart:
+    """Everything that must be printed of one task: the test, and what the test stands on."""
+
+    label: str
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class StrategyPart:
+    """The evidence behind one strategy's card."""
+
+    card: Card
+    reasons: tuple[str, ...]
+    evidence: Table
+    memory: Table
+    flips: tuple[tuple[str, Flips], ...]  # by task label
+    addresses: Table
+
+
+@dataclass(frozen=True)
+class Page:
+    """The report."""
+
+    title: str
+    created: str
+    headline: str
+    tally: tuple[tuple[str, int], ...]
+    notes: tuple[str, ...]
+    memory_quoted: str
+    cards: tuple[Card, ...]
+    scope: tuple[str, ...]
+    matrix_columns: tuple[str, ...]
+    matrix: tuple[tuple[Card, tuple[Square | None, ...]], ...]
+    matrix_note: str
+    next_steps: Table
+    tasks: tuple[TaskPart, ...]
+    glossary: tuple[tuple[str, str], ...]
+    strategies: tuple[StrategyPart, ...]
+    memory_note: str
+    provenance: tuple[Table, ...]
+    reproduce: tuple[tuple[str, str], ...]  # what for, command
+
+
+def build(verdict: Mapping[str, Any], samples: pd.DataFrame) -> Page:
+    """Says everything there is to say; a missing number is a dash and a missing part says so."""
+    outlook = Outlook(verdict)
+    cards = {strategy["name"]: _card(outlook, strategy, i) for i, strategy in enumerate(outlook.strategies)}
+    tally = Counter(card.decision for card in cards.values())
+    return Page(
+        title=str(verdict.get("name") or "kvgate"),
+        created=str(verdict.get("created") or MISSING),
+        headline=sentences.headline(outlook),
+        tally=tuple((decision.value, tally[decision]) for decision in ORDER if tally[decision]),
+        notes=tuple(verdict.get("notes") or ()),
+        memory_quoted=sentences.memory_quoted(outlook),
+        cards=tuple(cards.values()),
+        scope=sentences.scope(outlook),
+        matrix_columns=tuple(outlook.label(column) for column in outlook.columns),
+        matrix=tuple(
+            (card, tuple(_square(outlook.cell(name, column)) for column in outlook.columns))
+            for name, card in cards.items()
+        ),
+        matrix_note=sentences.matrix_note(outlook),
+        next_steps=tables.next_steps(outlook),
+        tasks=tuple(TaskPart(outlook.label(column), tables.of_task(outlook, column)) for column in outlook.columns),
+        glossary=sentences.glossary(outlook),
+        strategies=tuple(_strategy(outlook, entry, cards[entry["name"]], samples) for entry in outlook.strategies),
+        memory_note=sentences.memory_note(outlook),
+        provenance=tables.provenance(outlook),
+        reproduce=sentences.reproduce(outlook),
+    )
+
+
+def _card(outlook: Outlook, strategy: Mapping[str, Any], index: int) -> Card:
+    return Card(
+        strategy=strategy["name"],
+        anchor=f"strategy-{index}",
+        decision=strategy["decision"],
+        why=sentences.why(strategy),
+        memory=outlook.memory(strategy["name"]),
+        stack=strategy.get("stack") or "",
+        ladder=sentences.ladder(strategy),
+    )
+
+
+def _square(cell: Cell | None) -> Square | None:
+    if cell is None:
+        return None
+    first, second = square_lines(cell)
+    return Square(cell["decision"], first, second, bool(cell.get("gating")))
+
+
+def square_lines(cell: Cell) -> tuple[str, str]:
+    """What a square of the matrix says under its decision; the picture and the pages say the same."""
+    if cell["decision"] == Decision.MEASURED:
+        fidelity = cell.get("fidelity") or {}
+        return f"KL {number(fidelity.get('kl_mean'), 4)}", f"top-1 {percent(fidelity.get('top1_agreement'))}"
+    return (
+        f"{number(cell.get('baseline'))} → {number(cell.get('score'))}",
+        f"{signed(cell.get('delta'))} {interval(cell.get('ci_low'), cell.get('ci_high'))}".rstrip(),
+    )
+
+
+def _strategy(outlook: Outlook, entry: Mapping[str, Any], card: Card, samples: pd.DataFrame) -> StrategyPart:
+    cells = outlook.of(card.strategy)
+    judged = [cell for cell in cells if cell["decision"] != Decision.MEASURED]
+    flips = [
+        (outlook.label((cell["task"], cell["mode"])), find(samples, card.strategy, cell["task"], cell["mode"]))
+        for cell in judged
+    ]
+    return StrategyPart(
+        card=card,
+        reasons=tuple(entry.get("reasons") or ()),
+        evidence=tables.evidence(outlook, cells),
+        memory=tables.memory(outlook, cells),
+        flips=tuple((label, found) for label, found in flips if found.total),
+        addresses=tables.addresses(outlook, cells),
+    )
+
+
+def badge(decision: str) -> str:
+    """``✓ GO``: the sign and the word."""
+    return f"{SYMBOLS[Decision(decision)]} {decision}"

@@ -1,0 +1,171 @@
+"""The sentences of the report: what a decision means, what it does not, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.report.format import MINUS, count, general, missing, percent, signed
+from harness.report.outlook import Cell, Outlook
+from harness.types import Decision
+
+PEAK_SCOPE = "process peak of the joint decode, shared by all strategies"
+
+_BY_DECISION = {
+    Decision.GO: "On every gating task a loss larger than the margin is ruled out.",
+    Decision.NO_GO: "Harm beyond the margin is shown on a gating task.",
+    Decision.INCONCLUSIVE: "Neither safety nor harm is shown on every gating task; more samples are needed.",
+    Decision.VOID: "Nothing was tested, so nothing is decided.",
+    Decision.MEASURED: "Measured only; fidelity is never a ground for GO.",
+}
+
+
+def headline(outlook: Outlook) -> str:
+    """The answer in one or two sentences."""
+    passed = [entry["name"] for entry in outlook.strategies if entry["decision"] == Decision.GO]
+    total = len(outlook.strategies)
+    if not total:
+        return "No strategy was judged."
+    if not passed:
+        return f"None of the {total} strategies is GO." if total != 1 else f"{_only(outlook)} is not GO."
+    if total == 1:
+        return f"{passed[0]} is GO. KV bytes: {outlook.memory(passed[0])} of the full cache."
+    known = [name for name in passed if outlook.fractions(name)]
+    text = f"{len(passed)} of {total} strategies {'is' if len(passed) == 1 else 'are'} GO."
+    if known:
+        text += f" The smallest is {known[0]}, with {outlook.memory(known[0])} of the full cache's KV bytes."
+    return text
+
+
+def _only(outlook: Outlook) -> str:
+    return outlook.strategies[0]["name"]
+
+
+def why(strategy: Mapping[str, Any]) -> str:
+    """One sentence for a strategy: its first reason, else what its decision means."""
+    reasons = [reason for reason in strategy.get("reasons") or () if reason]
+    if not reasons:
+        return _BY_DECISION[Decision(strategy["decision"])]
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return f"{reasons[0].rstrip('.')}{more}."
+
+
+def ladder(strategy: Mapping[str, Any]) -> str:
+    """Where a strategy stands on its budget ladder; empty if it is on none."""
+    step = strategy.get("ladder")
+    if not step:
+        return ""
+    certified = "certified" if step.get("certified") else "not certified"
+    return f"ladder {step.get('policy')}, keep {general(step.get('keep'))}: {certified}"
+
+
+def memory_quoted(outlook: Outlook) -> str:
+    """How the memory share of a card is to be read."""
+    return (
+        f"KV share: bytes a token of this cache over those of the full cache, both predicted by formula at "
+        f"{outlook.deploy_dtype}, the dtype to deploy. What was stored in this run is measured, and stands under each "
+        "strategy below."
+    )
+
+
+def scope(outlook: Outlook) -> tuple[str, ...]:
+    """What the decisions claim, and what they do not."""
+    model = outlook.model.get("id") or "this model"
+    looks = outlook.gate.get("looks")
+    found = [
+        f"The verdict holds for {model} and for these tasks only; another model, or another task, needs its own run.",
+        "Speed was not measured here. Fewer bytes are not more tokens a second.",
+        "Each strategy is judged alone, on the same samples as the full cache, and is GO only if every gating task is "
+        "GO. That intersection needs no correction for the number of tasks.",
+        "Choosing the best of several strategies is another claim: the winner of 16 that all sit at the margin is a "
+        "false GO up to 56 % of the time. Choose on these samples, then confirm the choice once on a fresh seed.",
+    ]
+    if not missing(looks) and looks > 1:
+        alpha = outlook.gate.get("alpha")
+        found.append(
+            f"{count(looks)} looks at the data were promised before the run; each tests at {general(alpha)} / "
+            f"{count(looks)}, so that all of them together err at most {general(alpha)} of the time."
+        )
+    if any(entry.get("ladder") for entry in outlook.strategies):
+        found.append(
+            "A budget ladder is judged from mild to harsh and stops at its first failure; the last budget before it is "
+            "certified without a correction."
+        )
+    return tuple(found)
+
+
+def matrix_note(outlook: Outlook) -> str:
+    """How to read the matrix."""
+    margin, kind = general(outlook.gate.get("margin")), outlook.gate.get("margin_kind") or "absolute"
+    return (
+        f"Each square: decision, score of the full cache → score of the strategy, then the paired difference d "
+        f"with its interval. GO means that the whole interval lies above {MINUS}δ (δ = {margin}, {kind}). Tasks in "
+        "italics do not gate."
+    )
+
+
+def next_step(outlook: Outlook, cell: Cell) -> str:
+    """What would settle a cell that is not settled."""
+    reasons = "; ".join(cell.get("reasons") or ())
+    if cell["decision"] == Decision.VOID:
+        return f"Put the cause right and run again. Cause: {reasons or 'not recorded'}."
+    parts = [f"n = {count(cell.get('n'))} does not decide δ = {general(cell.get('margin'))}."]
+    needed, observed, delta = cell.get("n_needed"), cell.get("n_needed_observed"), cell.get("delta")
+    if not missing(needed):
+        power = percent(outlook.gate.get("power"))
+        parts.append(f"For joint power {power} it takes n = {count(needed)} if the true difference is 0.")
+    if not missing(observed):
+        parts.append(f"If it is the observed {signed(delta)}, it takes n = {count(observed)}.")
+    elif not missing(delta) and not missing(cell.get("margin")) and delta <= -cell["margin"]:
+        parts.append(f"If it is the observed {signed(delta)}, no n gives GO.")
+    if not missing(cell.get("min_margin")):
+        parts.append(f"This n decides a margin of {general(cell.get('min_margin'))} or more.")
+    look, looks = cell.get("look"), cell.get("looks")
+    if not missing(look) and not missing(looks):
+        spent = look >= looks
+        parts.append("All looks are spent: take a fresh seed." if spent else f"A top-up is look {look + 1} of {looks}.")
+    return " ".join(parts)
+
+
+def glossary(outlook: Outlook) -> tuple[tuple[str, str], ...]:
+    """The letters of the tables."""
+    return (
+        ("n, clusters", "pairs that the test counts; samples that share a context count once, as a cluster"),
+        (
+            "d, CI",
+            "mean of strategy minus full over the pairs; the interval inverts the test, two-sided at 1 - 2 alpha",
+        ),
+        ("δ, min δ", "the margin promised before the run; the smallest margin that this n can decide"),
+        ("b, c", "pairs that went wrong → right, and right → wrong"),
+        ("ψ, ψ₀", "flip rate (b + c) / n; the same of the full cache against itself in another batch"),
+        ("alpha, p, look", "one-sided level of this look, p value of the deciding test, and which look this was"),
+        ("control d", "what the positive control, which must hurt, did on this task; no harm there is VOID"),
+        ("lost pairs", "right with the full cache, truncated or failed with the strategy: counted as wrong"),
+        ("left out, not acted", "pairs lost to infrastructure, and samples on which a layer had nothing to do"),
+    )
+
+
+def memory_note(outlook: Outlook) -> str:
+    """What in the memory tables is measured and what is predicted."""
+    return (
+        "Stored bytes are measured: the size of what the cache held after the prompt. Formula bytes are predicted for "
+        f"the same moment and element sizes. Bytes deployed are the formula at {outlook.deploy_dtype}. The scratch "
+        f"copy is what this engine computes on; it is not storage. Peak: {PEAK_SCOPE}; it says nothing about one "
+        "strategy alone."
+    )
+
+
+def reproduce(outlook: Outlook) -> tuple[tuple[str, str], ...]:
+    """Commands, each with what it is for."""
+    verdict = outlook.verdict
+    name, seed = verdict.get("name") or "RUN", verdict.get("seed")
+    command = verdict.get("command") or "kvgate run …"
+    fresh = "NEW" if missing(seed) else seed + 1
+    return (
+        ("Rebuild this report from the stored records, without a model", f"kvgate report {name}"),
+        (
+            "Run it again: the overrides of the run, with the versions and hashes above; stored cells are reused",
+            command if verdict.get("command") or missing(seed) else f"{command} seed={seed}",
+        ),
+        ("Confirm a chosen strategy once, on fresh samples", f"{command} seed={fresh}"),
+    )

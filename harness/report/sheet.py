@@ -1,0 +1,66 @@
+"""summary.csv: one row a cell, every scalar field, safe to open in a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from harness.report.format import missing
+from harness.report.outlook import Outlook, fraction
+
+CELL_FIELDS = (
+    *("strategy", "task", "mode", "decision", "gating", "n", "clusters", "baseline", "score", "delta", "ci_low"),
+    *("ci_high", "margin", "alpha", "p_value", "test", "gained", "lost", "lost_pairs", "flip_rate", "noise_flip_rate"),
+    *("control_delta", "n_needed", "n_needed_observed", "min_margin", "look", "looks", "left_out", "not_acted"),
+    *("truncated", "failed", "output_tokens_baseline", "output_tokens", "address"),
+)
+FIDELITY_FIELDS = ("kl_mean", "kl_p99", "top1_agreement", "nll_delta")
+MEMORY_FIELDS = (
+    *("formula_bytes_per_token", "stored_bytes_per_token", "peak_bytes", "kept_fraction", "deploy_bytes_per_token"),
+    *("deploy_full_bytes_per_token", "working_bytes_per_token"),
+)
+
+FORMULA_STARTS = tuple("=+-@\t\r＝＋－＠")  # noqa: RUF001  full-width signs start a formula too
+
+
+def render(verdict: Mapping[str, Any]) -> str:
+    """The table as CSV text. A null is an empty field; the header is the same for every verdict."""
+    outlook = Outlook(verdict)
+    rows = [_row(outlook, strategy, cell) for strategy in outlook.strategies for cell in outlook.of(strategy["name"])]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_row(outlook, {}, {}))
+    writer.writerows([_field(value) for value in row.values()] for row in rows)
+    return text.getvalue()
+
+
+def _row(outlook: Outlook, strategy: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:
+    verdict, ladder = outlook.verdict, strategy.get("ladder") or {}
+    fidelity, memory = cell.get("fidelity") or {}, cell.get("memory") or {}
+    return {
+        "run": verdict.get("name"),
+        "model": outlook.model.get("id"),
+        "revision": outlook.model.get("revision"),
+        "seed": verdict.get("seed"),
+        "stack": strategy.get("stack"),
+        "strategy_decision": strategy.get("decision"),
+        "ladder_policy": ladder.get("policy"),
+        "ladder_keep": ladder.get("keep"),
+        "ladder_certified": ladder.get("certified"),
+        **{name: cell.get(name) for name in CELL_FIELDS},
+        "reasons": "; ".join(cell.get("reasons") or ()),
+        **{f"fidelity_{name}": fidelity.get(name) for name in FIDELITY_FIELDS},
+        **{f"memory_{name}": memory.get(name) for name in MEMORY_FIELDS},
+        "memory_deploy_fraction": fraction(cell),
+    }
+
+
+def _field(value: Any) -> Any:
+    """Text that a spreadsheet would run as a formula gets a leading quote; numbers stay numbers."""
+    if missing(value):
+        return ""
+    if isinstance(value, str) and value.lstrip(" \n").startswith(FORMULA_STARTS):
+        return "'" + value
+    return value

@@ -1,0 +1,109 @@
+"""The verdict as a table for a terminal, printed at the end of a run. ASCII but for the dash of a missing number."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.report import sentences
+from harness.report.format import MINUS, general, interval, number, percent, plain, shorten, signed
+from harness.report.outlook import Cell, Outlook
+from harness.types import Decision
+
+NAME_LIMIT = 28
+_SHORT = {Decision.INCONCLUSIVE: "INCONCL"}
+GAP = "  "
+
+
+def text_table(verdict: Mapping[str, Any], width: int | None = None) -> str:
+    """Strategies by tasks; as many tasks beside each other as fit into ``width``, the others below.
+
+    Args:
+        verdict: Content of verdict.json.
+        width: Columns of the terminal; asked of the terminal if None, 100 where there is none.
+    """
+    width = max(width or shutil.get_terminal_size((100, 24)).columns, 60)
+    outlook = Outlook(verdict)
+    head = _column(["strategy", *(shorten(_line(entry["name"]), NAME_LIMIT, "..") for entry in outlook.strategies)])
+    share = _column(["KV share", *(outlook.memory(entry["name"]) for entry in outlook.strategies)])
+    overall = _column(["verdict", *(entry["decision"] for entry in outlook.strategies)])
+    fixed = [head, overall, share]
+    columns = [_task(outlook, column) for column in outlook.columns]
+    blocks = [_block(fixed, group) for group in _groups(fixed, columns, width)]
+    return "\n\n".join([_title(outlook), *blocks, *_footer(outlook, width)]) + "\n"
+
+
+def _task(outlook: Outlook, column: tuple[str, str]) -> list[str]:
+    cells = [outlook.cell(entry["name"], column) for entry in outlook.strategies]
+    gating = any(cell and cell.get("gating") for cell in cells)
+    label = _line(outlook.label(column)) + ("" if gating else " (not gating)")
+    return _column([shorten(label, 34, ".."), *map(_cell, cells)])
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "not run"
+    decision = Decision(cell["decision"])
+    if decision == Decision.MEASURED:
+        fidelity = cell.get("fidelity") or {}
+        text = f"KL {number(fidelity.get('kl_mean'), 4)} top-1 {percent(fidelity.get('top1_agreement'))}"
+    else:
+        text = f"{signed(cell.get('delta'))} {interval(cell.get('ci_low'), cell.get('ci_high'))}".rstrip()
+        text = f"{_SHORT.get(decision, decision.value):<7} {text}"
+    return text.replace(MINUS, "-")
+
+
+def _column(cells: Sequence[str]) -> list[str]:
+    """Cells padded to one width, with a rule under the first."""
+    wide = max(map(len, cells))
+    head, *rest = (cell.ljust(wide) for cell in cells)
+    return [head, "-" * wide, *rest]
+
+
+def _groups(fixed: list[list[str]], columns: list[list[str]], width: int) -> list[list[list[str]]]:
+    """The task columns dealt into blocks that fit; a block holds at least one."""
+    room = width - sum(len(column[0]) + len(GAP) for column in fixed)
+    groups: list[list[list[str]]] = [[]]
+    used = 0
+    for column in columns:
+        needed = len(column[0]) + len(GAP)
+        if groups[-1] and used + needed > room:
+            groups.append([])
+            used = 0
+        groups[-1].append(column)
+        used += needed
+    return groups
+
+
+def _block(fixed: list[list[str]], group: list[list[str]]) -> str:
+    return "\n".join(GAP.join(line).rstrip() for line in zip(*fixed, *group, strict=True))
+
+
+def _title(outlook: Outlook) -> str:
+    gate, looks = outlook.gate, plain(outlook.gate.get("looks"))
+    return _line(
+        f"{plain(outlook.verdict.get('name'))}: {plain(outlook.model.get('id'))}, margin {general(gate.get('margin'))} "
+        f"{gate.get('margin_kind') or 'absolute'}, alpha {general(gate.get('alpha'))} one-sided over {looks} looks"
+    )
+
+
+def _footer(outlook: Outlook, width: int) -> list[str]:
+    wrap = textwrap.TextWrapper(width=width, subsequent_indent="  ")
+    why = [
+        wrap.fill(_line(f"{entry['name']}: {entry['decision']}. {sentences.why(entry)}"))
+        for entry in outlook.strategies
+        if entry["decision"] != Decision.GO
+    ]
+    notes = [wrap.fill(_line(f"note: {note}")) for note in outlook.verdict.get("notes") or ()]
+    legend = (
+        f"delta [CI] = strategy - full; KV share of the full cache, formula at "
+        f"{outlook.deploy_dtype}. Holds for this model and these tasks; speed was not measured."
+    )
+    return ["\n".join(part) for part in (why, notes, [wrap.fill(_line(legend))]) if part]
+
+
+def _line(text: str) -> str:
+    """Text that cannot move the cursor or start a colour: names and reasons may come from anywhere."""
+    return "".join(char if char.isprintable() else " " for char in text).replace(MINUS, "-")

@@ -1,0 +1,81 @@
+"""The skeleton of each command's configuration. With ``cli.py`` the only place that knows OmegaConf.
+
+Values live in ``conf/``; what is typed here is what every run has. The parts (model, engine, strategy, task) are checked by the
+constructors that their ``_target_`` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+
+@dataclass
+class GateSchema:
+    margin: float = MISSING
+    margin_kind: str = MISSING
+    alpha: float = MISSING
+    looks: int = MISSING
+    power: float = MISSING
+    tasks: list[str] = field(default_factory=list)
+    strict: bool = False
+    control: Any = MISSING
+
+
+@dataclass
+class RunSchema:
+    model: Any = MISSING
+    engine: Any = MISSING
+    strategy: Any = MISSING
+    task: Any = MISSING
+    gate: GateSchema = field(default_factory=GateSchema)
+    n: int = MISSING
+    seed: int = MISSING
+    compress: str = MISSING
+    name: str = MISSING
+    results_dir: str = MISSING
+    dry_run: bool = False
+
+
+@dataclass
+class ReportGateSchema:
+    """What may be asked differently of stored cells; None keeps what the run promised."""
+
+    margin: float | None = None
+    margin_kind: str | None = None
+    alpha: float | None = None
+    tasks: list[str] | None = None
+    strict: bool | None = None
+
+
+@dataclass
+class ReportSchema:
+    run: str = MISSING
+    results_dir: str = MISSING
+    gate: ReportGateSchema = field(default_factory=ReportGateSchema)
+    rescore: bool = False
+    format: str = MISSING
+
+
+@dataclass
+class DoctorSchema:
+    format: str = MISSING
+
+
+def register() -> None:
+    """Make the skeletons known to Hydra; the primary config of each command names its own first."""
+    store = ConfigStore.instance()
+    store.store(name="base_run", node=RunSchema)
+    store.store(name="base_report", node=ReportSchema)
+    store.store(name="base_doctor", node=DoctorSchema)
+
+
+def plain(config: DictConfig) -> Mapping[str, Any]:
+    """The composed configuration without Hydra's own part, resolved, as plain containers."""
+    container = OmegaConf.to_container(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"]), resolve=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}

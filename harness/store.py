@@ -1,0 +1,206 @@
+"""The only writer of results.
+
+Immutable part files, one writer each, written beside and renamed. A cell's folder is named by the hash of what was asked;
+its records are the union of its parts; its finish mark comes last. Nothing is ever rewritten in place, so a reader, a second
+writer or a kill at any moment cannot corrupt what is there.
+
+::
+
+    results/
+      cells/<address>/ask.json              what was asked: the address is its hash
+                      loaded.json           what became known on loading (resolved dtype, devices)
+                      part-*.jsonl          records, one a line, each with its checksum
+                      finished-<samples>    empty: every sample of that set has a record
+                      damaged/              part files that held a damaged line, moved aside
+      samples/<key>.parquet                 the samples of a task, made once
+      looks/<pair>/<samples>.json           one file for each set of samples a pair of cells was tested on
+      runs/<name>/                          what one command made; it points at cells
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.types import BadInput, Record, State, canonical, digest
+
+MERGE_ABOVE = 1  # parts of a finished cell are merged into one file when there are more than this
+
+
+class Damage(NamedTuple):
+    """A line that is not a whole record."""
+
+    file: Path
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"damaged record: {self.file}, line {self.line}: {self.reason}"
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write beside and rename, so that a reader sees the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _line(record: Record) -> str:
+    body = record.to_json()
+    return canonical({"checksum": digest(body), "record": body})
+
+
+def _parse(line: str) -> Record:
+    """Raises ValueError, KeyError or TypeError if the line is not a whole record."""
+    outer = json.loads(line)
+    body = outer["record"]
+    if digest(body) != outer["checksum"]:
+        raise ValueError("checksum does not match")
+    return Record.from_json(body)
+
+
+_RANK = {State.SCORED: 0, State.TRUNCATED: 1, State.FAILED: 2, State.NOT_RUN: 3}
+
+
+class Cell:
+    """One cell's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = folder.name
+
+    def read(self) -> tuple[dict[str, Record], list[Damage]]:
+        """Records by sample id, and what was damaged. Of several for one sample the best state wins, then the first file.
+
+        Infrastructure failures are not kept as answers: such a sample counts as not run and may be run again.
+        """
+        while True:
+            try:
+                return self._read()
+            except FileNotFoundError:  # another writer merged the parts while we read them: look again
+                continue
+
+    def _read(self) -> tuple[dict[str, Record], list[Damage]]:
+        records: dict[str, Record] = {}
+        damaged = []
+        for file in sorted(self.folder.glob("part-*.jsonl")):
+            # a damaged byte may not even be text; it must cost one line, not the file
+            lines = file.read_bytes().decode("utf-8", errors="replace").splitlines()
+            for number, line in enumerate(lines, start=1):
+                try:
+                    record = _parse(line)
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    damaged.append(Damage(file, number, f"{type(error).__name__}: {error}"))
+                    continue
+                known = records.get(record.sample_id)
+                if known is None or _RANK[record.state] < _RANK[known.state]:
+                    records[record.sample_id] = record
+        return records, damaged
+
+    def repair(self) -> list[Damage]:
+        """Move every part with a damaged line aside, keeping its whole lines. Returns what was damaged."""
+        _, damaged = self.read()
+        for file in sorted({damage.file for damage in damaged}):
+            bad = {damage.line for damage in damaged if damage.file == file}
+            lines = file.read_bytes().decode("utf-8", errors="replace").splitlines()
+            whole = [line for number, line in enumerate(lines, start=1) if number not in bad]
+            if whole:
+                self._write_part(whole)
+            (self.folder / "damaged").mkdir(exist_ok=True)
+            os.replace(file, self.folder / "damaged" / file.name)
+        if damaged:
+            for mark in self.folder.glob("finished-*"):
+                mark.unlink(missing_ok=True)
+        return damaged
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Add records as one new part file."""
+        self._write_part([_line(record) for record in records])
+
+    def _write_part(self, lines: list[str]) -> Path:
+        text = "\n".join(lines) + "\n"
+        name = f"part-{hashlib.sha256(text.encode()).hexdigest()[:20]}.jsonl"
+        write_atomic(self.folder / name, text)
+        return self.folder / name
+
+    def finish(self, samples: str) -> None:
+        """Mark that every sample of the set with this hash has a record, and merge the parts into one file.
+
+        Only parts whose records the merged file holds are removed, after it is in place; so whatever two writers do at
+        once, every record stays in some file.
+        """
+        parts = sorted(self.folder.glob("part-*.jsonl"))
+        if len(parts) > MERGE_ABOVE:
+            records, damaged = self.read()
+            if not damaged:
+                merged = self._write_part([_line(records[key]) for key in sorted(records)])
+                for part in parts:
+                    if part != merged:
+                        part.unlink(missing_ok=True)
+        write_atomic(self.folder / f"finished-{samples}", "")
+
+    def finished(self, samples: str) -> bool:
+        return (self.folder / f"finished-{samples}").exists()
+
+    def note_loaded(self, facts: Mapping[str, Any]) -> None:
+        """Store what became known by loading; refuse to add records to a cell that was loaded otherwise."""
+        path = self.folder / "loaded.json"
+        if not path.exists():
+            write_atomic(path, canonical(facts))
+        elif (before := json.loads(path.read_text(encoding="utf-8"))) != json.loads(canonical(facts)):
+            raise BadInput(f"cell {self.address} was run as {before}, now the model loads as {dict(facts)}; not mixed")
+
+
+class ResultStore:
+    """A results folder, on a disk or a network share. Many may read and write it at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def problems(self) -> list[str]:
+        """Why nothing can be written here, found by trying."""
+        probe = self.root / f".probe-{uuid.uuid4().hex}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe.write_text("")
+            probe.unlink()
+        except OSError as error:
+            return [f"results_dir must be a folder that can be written, got {self.root} ({error.strerror or error})"]
+        return []
+
+    def cell(self, address: str) -> Cell:
+        return Cell(self.root / "cells" / address)
+
+    def ask(self, ask: Mapping[str, Any]) -> str:
+        """The address of the cell that answers ``ask``."""
+        return digest(ask, 24)
+
+    def note_ask(self, ask: Mapping[str, Any]) -> None:
+        path = self.cell(self.ask(ask)).folder / "ask.json"
+        if not path.exists():
+            write_atomic(path, json.dumps(ask, indent=1, sort_keys=True))
+
+    def samples_file(self, key: str) -> Path:
+        return self.root / "samples" / f"{key}.parquet"
+
+    def run(self, name: str) -> Path:
+        return self.root / "runs" / name
+
+    def look(self, pair: str, samples: str, n: int) -> int:
+        """Count this test of a pair of cells on a set of samples; which look it is, from 1.
+
+        Testing the same samples again is the same look. Looks are never forgotten.
+        """
+        folder = self.root / "looks" / pair
+        mark = folder / f"{samples}.json"
+        if not mark.exists():
+            write_atomic(mark, canonical({"n": n, "time_ns": time.time_ns()}))
+        order = sorted((json.loads(path.read_text())["time_ns"], path.stem) for path in folder.glob("*.json"))
+        return 1 + [stem for _, stem in order].index(samples)

@@ -1,0 +1,209 @@
+"""The nouns of kvgate, as plain data.
+
+Everything that crosses a room of the house is one of these: a task makes ``Sample``s, an engine turns them into
+``Record``s, statistics turn records into ``Verdict``s. Standard library only, so any room may import it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+
+class BadInput(Exception):
+    """The user asked for something that cannot be done. Carries every problem found, not just the first."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(problems))
+
+
+class Unsupported(Exception):
+    """A layer, engine or model cannot serve the request; the message names both sides and the reason."""
+
+
+def canonical(value: Any) -> str:
+    """The one JSON text of ``value`` that hashes are taken of: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def digest(value: Any, length: int = 16) -> str:
+    """The first ``length`` hex digits of the SHA-256 of ``canonical(value)``."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:length]
+
+
+class State(StrEnum):
+    """The four outcomes of a sample. None of them is a score of 0.0."""
+
+    SCORED = "scored"
+    TRUNCATED = "truncated"  # ran into max_new_tokens before it stopped, and its task needs a finished answer
+    FAILED = "failed"  # no response: see Record.error and Record.fault
+    NOT_RUN = "not_run"
+
+
+Fault = Literal["model", "infrastructure"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question about one context.
+
+    ``context`` and ``question`` stay apart so that a cache can be compressed before the question is known.
+    ``answer_prefix`` is the text with which the model's answer is begun (it is part of the prompt).
+    """
+
+    id: str  # stable for (task parameters, seed, index); the pairing key
+    context: str
+    question: str
+    answers: tuple[str, ...]
+    max_new_tokens: int
+    answer_prefix: str = ""
+    stop: tuple[str, ...] = ()  # decoding ends after the first of these strings appears
+    cluster: str = ""  # samples that share a context, template or world; "" means the sample stands alone
+    follow: bool = False  # teacher-forced: every strategy is fed the baseline's tokens, and fidelity is measured
+    meta: Mapping[str, Any] = field(default_factory=dict)  # facts for reports: prompt_tokens, depth, ...
+
+    @property
+    def hash(self) -> str:
+        """Digest of all that the model sees and is judged by; two records pair only if it is equal."""
+        facts = asdict(self)
+        facts.pop("meta")
+        return digest(facts)
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a model gave back for one sample, before any judging."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Literal["stop", "length", "followed"]  # "followed": the baseline's tokens were fed
+    fidelity: Mapping[str, float] | None = None  # kl_mean, kl_p99, top1_agreement, nll_delta (samples that follow)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A task's judgement of one response: ``value`` in [0, 1] when scored, else None."""
+
+    state: State
+    value: float | None
+    answer: str = ""  # what was extracted from the text and compared
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one layer did to one sample, in numbers. ``acted`` is the layer's own condition, ``why`` says it in words."""
+
+    layer: str  # "evict/snapkv"
+    acted: bool
+    why: str
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """KV memory of one sample in one cell, in bytes. ``stored`` is measured, ``formula`` is predicted."""
+
+    prompt_tokens: int
+    stored_bytes: int  # held by the store after the prompt
+    stored_bytes_end: int  # held by the store after the last decoded token
+    formula_bytes: int  # predicted for the same moment as stored_bytes, same element sizes
+    deploy_bytes: int  # the formula at the deployment dtype
+    deploy_full_bytes: int  # the full cache at the deployment dtype; ratios are quoted against this
+    working_bytes: int  # dense copy that this engine computes on; scratch, not storage
+    peak_bytes: int  # allocator peak (GPU) or process peak (CPU) of the joint decode that this sample was part of
+    kept_fraction: float  # tokens kept / prompt tokens, over all layers and heads
+
+
+@dataclass(frozen=True)
+class Record:
+    """The facts of one sample in one cell: raw response, score, evidence and memory. One JSON line in the store."""
+
+    cell: str  # address of the cell
+    sample_id: str
+    sample_hash: str
+    prompt_hash: str  # of the token ids that were fed; pairs must agree
+    state: State
+    score: float | None = None
+    answer: str = ""
+    response: Response | None = None
+    evidence: tuple[Evidence, ...] = ()
+    memory: Memory | None = None
+    error: str = ""
+    fault: Fault | None = None
+    seconds: float = 0.0  # wall time of the joint run this record came from; never a speed of the cell
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        """Inverse of ``to_json``. Raises KeyError, TypeError or ValueError on a damaged record."""
+        data = dict(data)
+        data["state"] = State(data["state"])
+        if data.get("response"):
+            response = dict(data["response"])
+            response["token_ids"] = tuple(response["token_ids"])
+            data["response"] = Response(**response)
+        data["evidence"] = tuple(Evidence(**item) for item in data.get("evidence", ()))
+        if data.get("memory"):
+            data["memory"] = Memory(**data["memory"])
+        return cls(**data)
+
+
+class Decision(StrEnum):
+    GO = "GO"
+    NO_GO = "NO-GO"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    VOID = "VOID"
+    MEASURED = "MEASURED"  # fidelity cells: sorted and shown, never a ground for GO
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What was promised before the run. See statistics in docs/verdict.md for each rule."""
+
+    margin: float = 0.02
+    margin_kind: Literal["absolute", "relative"] = "absolute"  # relative: margin * baseline score
+    alpha: float = 0.05  # one-sided, over all looks
+    looks: int = 2
+    power: float = 0.8  # joint over the gating tasks
+    tasks: tuple[str, ...] = ()  # gating tasks; empty means all that are not fidelity
+    strict: bool = False  # exit code tells the decision
+
+    def problems(self) -> list[str]:
+        """All rules this gate breaks, as one sentence each."""
+        found = []
+        if not 0 < self.margin <= 1:
+            found.append(f"gate.margin must be in (0, 1], got {self.margin}")
+        if self.margin_kind not in ("absolute", "relative"):
+            found.append(f"gate.margin_kind must be absolute or relative, got {self.margin_kind!r}")
+        if not 0 < self.alpha < 0.5:
+            found.append(f"gate.alpha must be in (0, 0.5), got {self.alpha}")
+        if not (isinstance(self.looks, int) and self.looks >= 1):
+            found.append(f"gate.looks must be a whole number of 1 or more, got {self.looks}")
+        if not 0.5 <= self.power < 1:
+            found.append(f"gate.power must be in [0.5, 1), got {self.power}")
+        return found
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One sample as the baseline and a candidate saw it; the input of every paired test."""
+
+    sample_id: str
+    cluster: str
+    baseline: float | None  # None: not scored, see the states
+    candidate: float | None
+    baseline_state: State
+    candidate_state: State
+    baseline_fault: Fault | None = None
+    candidate_fault: Fault | None = None
+    prompts_agree: bool = True
+    acted: bool = True  # every layer of the candidate's stack acted on this sample
+    acts_by_prompt: bool = True  # acting depends on the prompt alone, so samples where it did not may be left out

@@ -1,0 +1,107 @@
+"""Runs one work unit in a process of its own: ``python -m harness.worker UNIT.json``.
+
+Standard output carries one JSON event a line; records go straight into the store, sample by sample, so whatever happens to
+this process, finished samples stay. It ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import samples as sample_files
+from harness.engines.base import Answer, Row, Session
+from harness.make import make, make_stack
+from harness.store import ResultStore
+from harness.types import BadInput, Record, Sample, State, Unsupported
+from tasks.base import Task
+
+
+def emit(event: str, **facts: Any) -> None:
+    print(json.dumps({"event": event, **facts}), flush=True)
+
+
+def run_unit(unit: Mapping[str, Any]) -> None:
+    """Open the engine once and answer every sample that the unit's cells still miss."""
+    store = ResultStore(Path(unit["results_dir"]))
+    engine = make(unit["engine"], "engine")
+    with engine.open(unit["model"]) as session:
+        facts = dict(session.facts())
+        emit("opened", facts=facts)
+        for group in unit["groups"]:
+            _run_group(group, session, store, facts)
+    emit("done")
+
+
+def _run_group(group: Mapping[str, Any], session: Session, store: ResultStore, facts: Mapping[str, Any]) -> None:
+    task = make(group["task"], "task")
+    batches = [
+        [Row(row["cell"], make_stack(row["strategy"], row["stack"])) for row in batch] for batch in group["batches"]
+    ]
+    cells = [row.cell for batch in batches for row in batch]
+    for cell in cells:
+        store.cell(cell).note_loaded(facts)
+    todo = {cell: set(ids) for cell, ids in group["missing"].items()}
+    for sample in sample_files.load(Path(group["samples_file"]), group["n"]):
+        wanted = _wanted(batches, todo, sample.id)
+        if not wanted:
+            continue
+        emit("sample", group=group["id"], sample=sample.id, cells=sorted(c for c in cells if sample.id in todo[c]))
+        for answer in session.run(sample, wanted, compress=group["compress"], seed=group["seed"]):
+            if sample.id in todo[answer.cell]:
+                record = judged(task, sample, answer)
+                store.cell(answer.cell).append([record])
+        emit("answered", group=group["id"], sample=sample.id)
+    emit("group", group=group["id"])
+
+
+def _wanted(batches: Sequence[Sequence[Row]], todo: Mapping[str, set[str]], sample: str) -> list[list[Row]]:
+    """Rows that still miss this sample. The baseline leads the first batch even if its own answer is there already."""
+    baseline = batches[0][0]
+    missing = [[row for row in batch if sample in todo[row.cell]] for batch in batches]
+    if not any(missing):
+        return []
+    missing[0] = [baseline, *(row for row in missing[0] if row is not baseline)]
+    return [batch for batch in missing if batch]
+
+
+def judged(task: Task, sample: Sample, answer: Answer) -> Record:
+    """An engine's answer and the task's judgement of it, as one record."""
+    common: dict[str, Any] = {
+        "cell": answer.cell,
+        "sample_id": sample.id,
+        "sample_hash": sample.hash,
+        "prompt_hash": answer.prompt_hash,
+        "response": answer.response,
+        "evidence": answer.evidence,
+        "memory": answer.memory,
+        "seconds": answer.seconds,
+    }
+    if answer.response is None:
+        return Record(**common, state=State.FAILED, error=answer.error, fault=answer.fault)
+    score = task.score(sample, answer.response)
+    return Record(**common, state=score.state, score=score.value, answer=score.answer)
+
+
+def _end_with_parent() -> None:
+    """Exit when standard input closes: the parent holds its other end and is gone."""
+    sys.stdin.read()
+    os._exit(3)
+
+
+def main() -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        run_unit(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except (BadInput, Unsupported) as error:
+        emit("refused", problems=getattr(error, "problems", [str(error)]))
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

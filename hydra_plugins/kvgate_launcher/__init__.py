@@ -1,0 +1,39 @@
+"""The launcher that makes a grid one job: it composes every point of the grid and hands them over together.
+
+Hydra accepts launchers from a ``hydra_plugins`` package only; everything of substance is in ``harness``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+
+class KvgateLauncher(Launcher):
+    """Runs all jobs of a sweep as one plan: one model load, one prefill a sample, one comparison."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context = hydra_context
+        self.config = config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from harness import cli
+
+        composed = []
+        for index, overrides in enumerate(job_overrides, start=initial_job_idx):
+            config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+            with open_dict(config):
+                config.hydra.job.id = str(index)
+                config.hydra.job.num = index
+            composed.append((config, list(overrides)))
+        cli.run_jobs(composed)
+        return [JobReturn(overrides=list(words), status=JobStatus.COMPLETED) for words in job_overrides]
+
+
+NODE = {"_target_": "hydra_plugins.kvgate_launcher.KvgateLauncher"}
+ConfigStore.instance().store(group="hydra/launcher", name="kvgate", node=NODE, provider="kvgate")

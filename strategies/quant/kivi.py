@@ -1,0 +1,156 @@
+"""KIVI (arXiv 2402.02750): keys quantized per channel, values per token, the newest tokens left in full precision.
+
+Asymmetric uniform codes: s = (max - min) / (2**bits - 1), q = round((x - min) / s), x' = q * s + min, with s and min held in
+float16. The codes are taken with the rounded s and min, so the error stays within s / 2 and the rounding of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from strategies.base import KVShape, Patch, Quant, Store
+from strategies.quant.packing import pack, unpack
+
+GROUP_BYTES = 4  # a float16 scale and a float16 minimum
+
+
+class Block(NamedTuple):
+    """Codes of groups along the last dimension: packed ``[..., groups, group * bits / 8]``, scale and low ``[..., groups, 1]``."""
+
+    packed: Tensor
+    scale: Tensor
+    low: Tensor
+
+
+def encode(x: Tensor, bits: int, group: int) -> Block:
+    """Quantize groups of ``group`` neighbours along the last dimension, which ``group`` must divide."""
+    grouped = x.float().unflatten(-1, (-1, group))
+    low = grouped.amin(dim=-1, keepdim=True).half()
+    scale = ((grouped.amax(dim=-1, keepdim=True) - low.float()) / (2**bits - 1)).half()
+    step = torch.where(scale > 0, scale, torch.ones_like(scale)).float()  # a constant group: every code is 0
+    codes = ((grouped - low.float()) / step).round().clamp(0, 2**bits - 1).to(torch.uint8)
+    return Block(pack(codes, bits), scale, low)
+
+
+def decode(block: Block, bits: int) -> Tensor:
+    """float32 values with the groups flattened back into the last dimension."""
+    return (unpack(block.packed, bits).float() * block.scale.float() + block.low.float()).flatten(-2)
+
+
+class KIVIStore(Store):
+    """Quantized blocks of the past and a full-precision residual, for keys and for values.
+
+    Keys leave the residual ``residual`` tokens at a time, when so many have gathered; values leave it one by one, so that
+    always the newest ``residual`` are exact.
+    """
+
+    def __init__(self, format: KIVI, keys: Tensor, values: Tensor) -> None:
+        self.format = format
+        self.key_blocks: list[Block] = []  # of [R, H, d, tokens]: groups are consecutive tokens of one channel
+        self.value_blocks: list[Block] = []  # of [R, H, tokens, d]: groups are consecutive channels of one token
+        self.key_tokens = self.value_tokens = 0  # quantized so far
+        self.key_residual, self.value_residual = keys[:, :, :0], values[:, :, :0]
+        self.append(keys, values)
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[list[Patch], list[Patch]]:
+        self.key_residual = torch.cat([self.key_residual, keys], dim=2)
+        self.value_residual = torch.cat([self.value_residual, values], dim=2)
+        limit = self.format.residual
+        keys_due = self.key_residual.shape[2] // limit * limit
+        values_due = max(0, self.value_residual.shape[2] - limit)
+        return self._flush_keys(keys_due), self._flush_values(values_due)
+
+    def _flush_keys(self, tokens: int) -> list[Patch]:
+        if not tokens:
+            return []
+        leaving = self.key_residual[:, :, :tokens]
+        block = encode(leaving.transpose(2, 3), self.format.bits, self.format.group)
+        patch = Patch(self.key_tokens, decode(block, self.format.bits).transpose(2, 3).to(leaving.dtype))
+        self.key_blocks.append(block)
+        self.key_residual = self.key_residual[:, :, tokens:].clone()
+        self.key_tokens += tokens
+        return [patch]
+
+    def _flush_values(self, tokens: int) -> list[Patch]:
+        if not tokens:
+            return []
+        leaving = self.value_residual[:, :, :tokens]
+        block = encode(leaving, self.format.bits, self.format.group)
+        patch = Patch(self.value_tokens, decode(block, self.format.bits).to(leaving.dtype))
+        self.value_blocks.append(block)
+        self.value_residual = self.value_residual[:, :, tokens:].clone()
+        self.value_tokens += tokens
+        return [patch]
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        bits, dtype = self.format.bits, self.key_residual.dtype
+        keys = [decode(block, bits).transpose(2, 3).to(dtype) for block in self.key_blocks]
+        values = [decode(block, bits).to(dtype) for block in self.value_blocks]
+        return torch.cat([*keys, self.key_residual], dim=2), torch.cat([*values, self.value_residual], dim=2)
+
+    def tensors(self) -> Iterator[Tensor]:
+        for block in (*self.key_blocks, *self.value_blocks):
+            yield from block
+        yield self.key_residual
+        yield self.value_residual
+
+    def select(self, rows: Tensor) -> None:
+        self.key_blocks = [Block(*(t[rows] for t in block)) for block in self.key_blocks]
+        self.value_blocks = [Block(*(t[rows] for t in block)) for block in self.value_blocks]
+        self.key_residual, self.value_residual = self.key_residual[rows], self.value_residual[rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KIVI(Quant):
+    """KIVI with any group and residual size.
+
+    Args:
+        bits: 2 or 4.
+        group: elements that share a scale and a minimum: consecutive tokens for keys, consecutive channels for values.
+        residual: newest tokens kept in full precision; keys leave it this many at a time.
+    """
+
+    name: ClassVar[str] = "kivi"
+
+    bits: int = 2
+    group: int = 32
+    residual: int = 128
+
+    @property
+    def label(self) -> str:
+        return f"kivi{self.bits}"
+
+    def problems(self, shape: KVShape) -> list[str]:
+        found = []
+        if self.bits not in (2, 4):
+            found.append(f"{self.option('bits')} must be 2 or 4, got {self.bits}")
+        elif self.group < 1 or self.group % (8 // self.bits):
+            found.append(f"{self.option('group')} must be a multiple of {8 // self.bits} (whole bytes), got {self.group}")
+        if self.group >= 1 and shape.head_dim % self.group:
+            found.append(f"{self.option('group')} must divide the head dimension {shape.head_dim}, got {self.group}")
+        if self.residual < 1 or (self.group >= 1 and self.residual % self.group):
+            rule = f"must be a positive multiple of the group size {self.group}"
+            found.append(f"{self.option('residual')} {rule}, got {self.residual}")
+        return found
+
+    def _quantized(self, tokens: int) -> tuple[int, int]:
+        return tokens // self.residual * self.residual, max(0, tokens - self.residual)
+
+    def quantized_tokens(self, tokens: int) -> int:
+        return max(self._quantized(tokens))
+
+    def layer_bytes(self, tokens: int, shape: KVShape) -> int:
+        total = 0
+        for packed in self._quantized(tokens):
+            elements = packed * shape.head_dim
+            exact = (tokens - packed) * shape.head_dim * shape.element_bytes
+            total += elements * self.bits // 8 + GROUP_BYTES * elements // self.group + exact
+        return total * shape.kv_heads
+
+    def store(self, keys: Tensor, values: Tensor) -> Store:
+        return KIVIStore(self, keys, values)
