@@ -56,11 +56,11 @@ def report(config: DictConfig) -> None:
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="doctor")
 def doctor(config: DictConfig) -> None:
-    from harness import provenance
+    from harness import doctor as doctors
 
-    facts = provenance.doctor()
     wanted = _format(config.format)
-    print(json.dumps(facts, indent=1) if wanted == "json" else provenance.doctor_text(facts))
+    facts = doctors.doctor()
+    print(json.dumps(facts, indent=1) if wanted == "json" else doctors.doctor_text(facts))
 
 
 def _format(value: str) -> str:
@@ -129,7 +129,6 @@ def _refuse(command: str, problems: Sequence[str]) -> None:
     for problem in problems:
         print(f"{name}: {problem}", file=sys.stderr)
     sys.exit(2)
-
 
 
 if __name__ == "__main__":

@@ -157,8 +157,6 @@ def _cell_input(store: ResultStore, group: GroupRecords, cell: CellRecords) -> C
         graded=group.task.graded,
         fidelity=group.task.fidelity,
         fidelity_measures=_fidelity(cell),
-        lossless=False,
-        is_baseline=False,
     )
 
 

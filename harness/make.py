@@ -9,7 +9,6 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from harness.types import BadInput
-from strategies.base import SLOTS, Layer, Stack
 
 
 def make(config: Mapping[str, Any], field: str) -> Any:
@@ -22,27 +21,3 @@ def make(config: Mapping[str, Any], field: str) -> Any:
         cause = error.__cause__ or error
         reason = str(cause).strip().splitlines()[0]
         raise BadInput(f"{field}: {config['_target_']} cannot be built: {reason}") from error
-
-
-def make_stack(name: str, config: Mapping[str, Any]) -> Stack:
-    """Build a strategy from its slots; an absent or empty slot holds no layer."""
-    layers: dict[str, Layer] = {}
-    problems = []
-    for slot, layer in config.items():
-        if slot == "name" or not layer:
-            continue
-        if slot not in SLOTS:
-            problems.append(f"strategy.{slot} must be one of the slots {', '.join(SLOTS)}")
-            continue
-        try:
-            made = make(layer, f"strategy.{slot}")
-        except BadInput as error:
-            problems += error.problems
-            continue
-        if not isinstance(made, Layer) or made.slot != slot:
-            problems.append(f"strategy.{slot} must hold a layer of that slot, got {layer['_target_']}")
-        else:
-            layers[slot] = made
-    if problems:
-        raise BadInput(*problems)
-    return Stack(name, **layers)  # type: ignore[arg-type]

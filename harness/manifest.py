@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness import provenance
-from harness.plan import Group, Plan
 from harness.store import write_atomic
 from harness.types import BadInput
+
+if TYPE_CHECKING:
+    from harness.plan import Group, Plan  # a report reads manifests without what planning needs
 
 SCHEMA = "kvgate.run/1"
 

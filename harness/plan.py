@@ -13,7 +13,8 @@ from typing import Any
 
 from harness import samples as sample_files
 from harness.engines.base import Engine, ModelFacts
-from harness.make import make, make_stack
+from harness.make import make
+from harness.stacks import make_stack
 from harness.store import ResultStore
 from harness.types import BadInput, Gate, Sample, State, Unsupported, canonical, digest
 from strategies.base import Stack

@@ -52,7 +52,7 @@ def tango_statistic(gained: ArrayLike, lost: ArrayLike, n: int, delta: float) ->
     mean = -delta
     linear = (2 * n - b + c) * mean - b - c
     constant = -c * mean * (1 - mean)
-    loss_rate = (np.sqrt(np.maximum(linear**2 - 8 * n * constant, 0.0)) - linear) / (4 * n)
+    loss_rate = (np.sqrt(np.maximum(linear * linear - 8 * n * constant, 0.0)) - linear) / (4 * n)
     variance = np.maximum(2 * loss_rate + mean * (1 - mean), 0.0)
     return np.asarray((b - c - n * mean) / np.maximum(np.sqrt(n * variance), TINY))
 
@@ -231,7 +231,7 @@ def betting_log_wealth(d: ArrayLike, delta: float) -> Floats:
     reaches 1/alpha with probability at most alpha (Ville), for any bounded ``d`` and any number of units. The bet on a
     unit uses the mean and variance of earlier units only. It is capped at half of what could ruin the gambler, so one
     bad unit costs at most half of the wealth; the price is about twice the units of the exact bound where nothing ever
-    flips. Waudby-Smith and Ramdas 2024, JRSS B 86:1, arXiv 2010.09686, section B.3 ("approximate GRAPA").
+    flips. Waudby-Smith and Ramdas 2024, JRSS B 86:1, arXiv 2010.09686.
 
     To bet on harm, that is against H0: mean >= -delta, mirror the data: ``betting_log_wealth(-d, -delta)``.
 

@@ -41,8 +41,6 @@ class CellInput:
     graded: bool  # scores other than 0 and 1 occur
     fidelity: bool  # teacher-forced: measured, never judged
     fidelity_measures: Mapping[str, float]
-    lossless: bool  # the stack claims equal output; judged like any other
-    is_baseline: bool
 
 
 @dataclass(frozen=True)
@@ -113,8 +111,6 @@ def judge_cell(cell: CellInput, gate: Gate, gating_tasks: Collection[str]) -> Ce
     sorted_pairs = _sort_pairs(cell.pairs)
     test = _deciding_test(cell, sorted_pairs.used)
     facts = _describe(cell, gate, gating_tasks, sorted_pairs, test)
-    if cell.is_baseline:
-        return replace(facts, reasons=("This is the baseline; the other strategies are compared with it.",))
     if cell.fidelity:
         return replace(facts, reasons=("Fidelity is measured and shown; it is never a ground for GO or NO-GO.",))
 
@@ -313,7 +309,7 @@ def _describe(
         task=cell.task,
         mode=cell.mode,
         decision=Decision.MEASURED,
-        gating=cell.task in gating_tasks and not cell.fidelity and not cell.is_baseline,
+        gating=cell.task in gating_tasks and not cell.fidelity,
         n=test.n,
         clusters=test.n if _is_clustered(cell) else None,
         samples=len(used),
@@ -545,13 +541,6 @@ def _remarks(cell: CellInput, facts: CellVerdict) -> tuple[str, ...]:
         remarks.append(f"{facts.not_acted} samples are not counted: their prompts gave the strategy nothing to do.")
     if facts.left_out:
         remarks.append(f"{facts.left_out} pairs are left out: infrastructure failures.")
-    if cell.lossless and facts.gained + facts.lost:
-        noise = (
-            ""
-            if facts.noise_flip_rate is None
-            else f"; the baseline against itself changes {facts.noise_flip_rate:.2%}"
-        )
-        remarks.append(f"The stack claims equal output, yet {facts.flip_rate:.2%} of the outcomes changed{noise}.")
     return tuple(remarks)
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from harness import samples as sample_files
 from harness.engines.base import Answer, Row, Session
-from harness.make import make, make_stack
+from harness.make import make
+from harness.stacks import make_stack
 from harness.store import ResultStore
 from harness.types import BadInput, Record, Sample, State, Unsupported
 from tasks.base import Task

@@ -210,6 +210,11 @@ def test_interval_of_extreme_tables(table: tuple[int, int, int]) -> None:
     assert -1 <= low < high <= 1
 
 
+def test_a_table_is_as_extreme_as_itself_at_margins_near_one() -> None:
+    for distance in [*np.geomspace(1e-3, 5e-7, 100), 1.2 * 2**-21]:  # at the last one rounding once broke the tie
+        assert stats.exact_p_value(0, 25, 25, 1 - distance) == pytest.approx(1.0)
+
+
 # --- McNemar and the bounds without a model ---
 
 

@@ -51,8 +51,6 @@ def make_cell(pairs: tuple[Pair, ...], **changes: object) -> CellInput:
         graded=False,
         fidelity=False,
         fidelity_measures={},
-        lossless=False,
-        is_baseline=False,
     )
     return replace(cell, **changes)  # type: ignore[arg-type]
 
@@ -111,6 +109,7 @@ def test_worse_but_within_the_margin_is_not_no_go() -> None:
     verdict = judge(flip_pairs(3000, lost=30))
     assert verdict.decision is Decision.GO
     assert stats.mcnemar_harm_p_value(0, 30) < 0.025
+    assert judge(flip_pairs(400, lost=7)).decision is Decision.INCONCLUSIVE  # surely worse, by 1.75 of 2 points
 
 
 def test_too_few_samples_is_inconclusive_with_the_n_that_decides() -> None:
@@ -412,19 +411,6 @@ def test_fidelity_is_measured() -> None:
     assert verdict.fidelity == {"kl_mean": 0.01}
     assert verdict.samples == 50
     assert verdict.baseline is verdict.delta is None
-
-
-def test_baseline_is_not_judged() -> None:
-    verdict = judge(flip_pairs(50), is_baseline=True)
-    assert verdict.decision is Decision.MEASURED
-    assert not verdict.gating
-
-
-def test_lossless_stack_that_changes_answers_is_told() -> None:
-    verdict = judge(flip_pairs(400, gained=1, lost=1), lossless=True)
-    assert verdict.decision is Decision.GO
-    assert "claims equal output" in verdict.reasons[-1]
-    assert len(judge(flip_pairs(400), lossless=True).reasons) == 1
 
 
 def test_missing_noise_run_is_told() -> None:

@@ -22,7 +22,7 @@ MEMORY_FIELDS = (
     *("deploy_full_bytes_per_token", "working_bytes_per_token"),
 )
 
-FORMULA_STARTS = tuple("=+-@\t\r＝＋－＠")  # noqa: RUF001  full-width signs start a formula too
+FORMULA_STARTS = tuple("=+-@\t\r＝＋－＠")
 
 
 def render(verdict: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ class SnapKV(Evict):
         return found
 
     def scores(self, prompt: PromptLayer) -> Tensor:
-        heads, tokens, dim = prompt.keys.shape
+        heads, tokens, _ = prompt.keys.shape
         earlier = max(0, tokens - self.window)
         scores = torch.full((heads, tokens), torch.inf, device=prompt.keys.device)
         if earlier:

@@ -20,7 +20,7 @@ GROUP_BYTES = 4  # a float16 scale and a float16 minimum
 
 
 class Block(NamedTuple):
-    """Codes of groups along the last dimension: packed ``[..., groups, group * bits / 8]``, scale and low ``[..., groups, 1]``."""
+    """Groups along the last dimension: codes ``[..., groups, group * bits / 8]``, scale and low ``[..., groups, 1]``."""
 
     packed: Tensor
     scale: Tensor
@@ -130,7 +130,9 @@ class KIVI(Quant):
         if self.bits not in (2, 4):
             found.append(f"{self.option('bits')} must be 2 or 4, got {self.bits}")
         elif self.group < 1 or self.group % (8 // self.bits):
-            found.append(f"{self.option('group')} must be a multiple of {8 // self.bits} (whole bytes), got {self.group}")
+            found.append(
+                f"{self.option('group')} must be a multiple of {8 // self.bits} (whole bytes), got {self.group}"
+            )
         if self.group >= 1 and shape.head_dim % self.group:
             found.append(f"{self.option('group')} must divide the head dimension {shape.head_dim}, got {self.group}")
         if self.residual < 1 or (self.group >= 1 and self.residual % self.group):

@@ -23,9 +23,13 @@ class RowState:
     text: str = ""
     finish: str | None = None
     error: str = ""
-    stored_bytes_end: int = 0
+    stored_bytes_end: int | None = None
     working_bytes: int = 0
     facts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def running(self) -> bool:
+        return self.finish is None and not self.error
 
     def response(self, fidelity: dict[str, float] | None = None) -> Response | None:
         if self.error or self.finish is None:
@@ -67,13 +71,13 @@ def decode(
     with attention(model, DECODE):
         while True:
             for place, token in enumerate(logits.argmax(dim=-1).tolist()):
-                if states[batch[place]].finish is None and not states[batch[place]].error:
+                if states[batch[place]].running:
                     _advance(states[batch[place]], token, logits[place], sample, tokenizer)
-            running = [place for place, index in enumerate(batch) if _running(states[index])]
+            _note(cache, [states[index] for index in batch])
+            running = [place for place, index in enumerate(batch) if states[index].running]
+            if not running:
+                return states
             if len(running) <= len(batch) // 2:
-                _note(cache, [states[index] for index in batch])
-                if not running:
-                    return states
                 cache.select(running, len(batch))
                 batch, logits = [batch[place] for place in running], logits[running]
             logits = feed(model, cache, logits.argmax(dim=-1, keepdim=True), position)
@@ -124,11 +128,11 @@ def follow(
                 break
             logits = feed(model, cache, torch.full((len(logits), 1), token, device=logits.device), position)
             position += 1
-    states = [RowState(tokens=list(reference.tokens), text=tokenizer.decode(reference.tokens)) for _ in logits]
+    text = tokenizer.decode(reference.tokens)
+    states = [RowState(tokens=list(reference.tokens), text=text, finish="followed") for _ in logits]
     _note(cache, states)
     results = []
     for row, state in enumerate(states):
-        state.finish = "followed"
         measures = _fidelity([series[row] for series in kl], [s[row] for s in agree], [s[row] for s in nll])
         if measures is None:
             state.error = "no step could be measured: the baseline ended its answer at once, or logits are not finite"
@@ -152,10 +156,6 @@ def _fidelity(kl: Sequence[Tensor], agree: Sequence[Tensor], nll: Sequence[Tenso
     }
 
 
-def _running(state: RowState) -> bool:
-    return state.finish is None and not state.error
-
-
 def _advance(state: RowState, token: int, logits: Tensor, sample: Sample, tokenizer: PromptTokenizer) -> None:
     if not bool(torch.isfinite(logits).all()):
         state.error = f"logits are not finite after {len(state.tokens)} answer tokens"
@@ -174,7 +174,10 @@ def _advance(state: RowState, token: int, logits: Tensor, sample: Sample, tokeni
 
 
 def _note(cache: JointCache, states: Sequence[RowState]) -> None:
-    """Write down what each row's store weighs, before finished rows leave; running rows are noted again later."""
+    """Write down what the store of each row that has just finished weighs; rows that finished before are left as noted."""
+    if all(state.running or state.stored_bytes_end is not None for state in states):
+        return
     stored, working, facts = (f(len(states)) for f in (cache.stored_bytes, cache.working_bytes, cache.facts))
     for row, state in enumerate(states):
-        state.stored_bytes_end, state.working_bytes, state.facts = stored[row], working[row], facts[row]
+        if not state.running and state.stored_bytes_end is None:
+            state.stored_bytes_end, state.working_bytes, state.facts = stored[row], working[row], facts[row]

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedModel,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from harness.engines.base import Answer, Compress, Engine, ModelFacts, Row, Session, Support
 from harness.engines.hf import fetch
@@ -27,6 +35,7 @@ from harness.types import BadInput, Evidence, Memory, Sample, Unsupported, diges
 from strategies.base import KVShape, Layer, Stack
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SERVED = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 class HFSession(Session):
@@ -124,7 +133,7 @@ class HFSession(Session):
         return Memory(
             prompt_tokens=prompt.tokens,
             stored_bytes=stored,
-            stored_bytes_end=state.stored_bytes_end,
+            stored_bytes_end=state.stored_bytes_end or 0,
             formula_bytes=stack.formula_bytes(prompt.tokens, shape),
             deploy_bytes=stack.formula_bytes(prompt.tokens, deploy),
             deploy_full_bytes=Stack("full").formula_bytes(prompt.tokens, deploy),
@@ -239,17 +248,13 @@ def resolved_dtype(model: Mapping[str, Any]) -> torch.dtype:
 
 
 def _shape(config: Any, dtype: torch.dtype) -> KVShape:
-    for key, meaning in {
-        "kv_lora_rank": "a latent (MLA) cache",
-        "final_logit_softcapping": None,  # harmless: outside attention
-        "attn_logit_softcapping": "soft-capped attention scores",
-    }.items():
-        if meaning and getattr(config, key, None) is not None:
+    unserved = {"kv_lora_rank": "a latent (MLA) cache", "attn_logit_softcapping": "soft-capped attention scores"}
+    for key, meaning in unserved.items():
+        if getattr(config, key, None) is not None:
             raise BadInput(f"model: engine hf cannot serve {config.model_type} with {meaning} ({key})")
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    if unknown := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
-        raise BadInput(f"model: engine hf cannot serve {config.model_type} with layers of type {', '.join(unknown)}")
-    window = getattr(config, "sliding_window", None)
+    layers = DynamicCache(config=config).layers  # the library's own reading of which layers slide
+    if strange := sorted({type(layer).__name__ for layer in layers if type(layer) not in SERVED}):
+        raise BadInput(f"model: engine hf cannot serve {config.model_type} with cache layers {', '.join(strange)}")
     heads = config.num_attention_heads
     return KVShape(
         layers=config.num_hidden_layers,
@@ -257,7 +262,7 @@ def _shape(config: Any, dtype: torch.dtype) -> KVShape:
         query_heads=heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         element_bytes=dtype.itemsize,
-        window=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+        window=tuple(getattr(layer, "sliding_window", None) for layer in layers),
     )
 
 
@@ -269,9 +274,7 @@ def _stop_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
 
 
-def _evidence(
-    stack: Stack, prompt: Prefilled, state: RowState, stored: int, shape: KVShape
-) -> tuple[Evidence, ...]:
+def _evidence(stack: Stack, prompt: Prefilled, state: RowState, stored: int, shape: KVShape) -> tuple[Evidence, ...]:
     facts = {
         "stored_bytes": float(stored),
         "exact_bytes": float(Stack("full").formula_bytes(prompt.tokens, shape)),
@@ -298,5 +301,3 @@ def _peak_bytes(model: PreTrainedModel) -> int:
         return int(torch.cuda.max_memory_allocated())
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-

@@ -62,6 +62,8 @@ class PromptTokenizer:
         text = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         at = text.rfind(sample.context.strip())
         if at < 0:
-            raise BadInput("model: its chat template does not carry the user's text verbatim, so prompts cannot be split")
+            raise BadInput(
+                "model: its chat template does not carry the user's text verbatim, so prompts cannot be split"
+            )
         cut = at + len(sample.context.strip())
         return text[:cut], text[cut:] + sample.answer_prefix

@@ -1,0 +1,34 @@
+"""Strategies from configuration: one node a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.make import make
+from harness.types import BadInput
+from strategies.base import SLOTS, Layer, Stack
+
+
+def make_stack(name: str, config: Mapping[str, Any]) -> Stack:
+    """Build a strategy from its slots; an absent or empty slot holds no layer."""
+    layers: dict[str, Layer] = {}
+    problems = []
+    for slot, layer in config.items():
+        if slot == "name" or not layer:
+            continue
+        if slot not in SLOTS:
+            problems.append(f"strategy.{slot} must be one of the slots {', '.join(SLOTS)}")
+            continue
+        try:
+            made = make(layer, f"strategy.{slot}")
+        except BadInput as error:
+            problems += error.problems
+            continue
+        if not isinstance(made, Layer) or made.slot != slot:
+            problems.append(f"strategy.{slot} must hold a layer of that slot, got {layer['_target_']}")
+        else:
+            layers[slot] = made
+    if problems:
+        raise BadInput(*problems)
+    return Stack(name, **layers)  # type: ignore[arg-type]
