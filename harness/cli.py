@@ -97,8 +97,7 @@ def main() -> None:
 def _command() -> str:
     """Take the sub-command out of the arguments."""
     if sys.argv[1:2] == ["-sc"]:  # the shell asks for completions, and names the sub-command in COMP_LINE only
-        typed = os.environ.get("COMP_LINE", "").split()
-        return typed[1] if len(typed) > 1 and typed[1] in COMMANDS else "run"
+        return _completed_command()
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
         print(USAGE, end="")
         sys.exit(0 if len(sys.argv) > 1 else 2)
@@ -111,6 +110,17 @@ def _command() -> str:
         print(USAGE, end="", file=sys.stderr)
         _refuse("", [f"the first word must be one of {', '.join(COMMANDS)}, got {sys.argv[1]!r}"])
     return sys.argv.pop(1)
+
+
+def _completed_command() -> str:
+    """Take the sub-command out of the line that is being completed; Hydra would read it as an override."""
+    app, _, rest = os.environ.get("COMP_LINE", "").partition(" ")
+    command, _, words = rest.partition(" ")
+    if command not in COMMANDS:
+        return "run"
+    os.environ["COMP_LINE"] = f"{app} {words}"
+    os.environ["COMP_POINT"] = str(max(0, int(os.environ.get("COMP_POINT", "0")) - len(command) - 1))
+    return command
 
 
 def _as_override(command: str, word: str) -> str:

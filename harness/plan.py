@@ -152,6 +152,8 @@ def plan(jobs: Sequence[Job]) -> Plan:
     problems += store.problems()
     stacks, found = _stacks(jobs)
     problems += found
+    if stacks and not any(stack.layers() for stack in stacks.values()):
+        problems.append("strategy must name at least one beside full, which always runs as the baseline, got full")
     control, found = _control(first["gate"])
     problems += found
     tasks, found = _tasks(jobs)
@@ -169,6 +171,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
     if facts is not None:
         for stack in stacks.values():
             problems += stack.problems(facts.shape)
+        problems += [p.replace("strategy.", "gate.control.") for p in control.problems(facts.shape)] if control else []
         for task in tasks.values():
             problems += task.problems(facts.tokenizer)
     problems += [f"gate.tasks must name tasks of this run, got {name!r}" for name in _strangers(gate, tasks, jobs)]

@@ -1,4 +1,4 @@
-"""Distance to the baseline: prose stops mid-sentence and every strategy is fed the words with which the baseline went on.
+"""Distance to the baseline: prose stops mid-sentence, and every strategy is fed the words that the baseline went on with.
 
 Because all strategies then read the same tokens, their next-token distributions can be compared token by token. That is
 far more sensitive than a score, and says nothing about whether answers still come out right: it sorts candidates and

@@ -1,4 +1,4 @@
-"""Samples of an exact length: a task draws a question, and filler is added until the prompt has the tokens asked for."""
+"""Samples of an exact length: a task draws a question, and filler is added up to the tokens asked for."""
 
 from __future__ import annotations
 

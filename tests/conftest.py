@@ -85,3 +85,11 @@ def smollm2(smollm2_config: Mapping[str, Any]) -> Path:
     from harness.engines.hf.fetch import locate
 
     return locate(smollm2_config)
+
+
+@pytest.fixture
+def kvgate(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command line, on the tiny model and a results folder of its own."""
+    from tests.cli import Kvgate
+
+    return Kvgate(tmp_path / "results", tiny, capsys, monkeypatch)

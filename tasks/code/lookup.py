@@ -25,7 +25,7 @@ from tasks.base import Tokenizer
 from tasks.sizing import Draft, SizedTask, depth_level
 
 ROLES = ("MAX", "MIN", "DEFAULT", "INITIAL", "RESERVED", "EXPECTED", "PREFERRED", "SHARED")
-THINGS = ("BUFFER", "CACHE", "SOCKET", "QUEUE", "PACKET", "SESSION", "WORKER", "HEADER", "TOKEN", "BLOCK", "FRAME", "INDEX")
+THINGS = ("BUFFER", "CACHE", "SOCKET", "QUEUE", "PACKET", "SESSION", "WORKER", "HEADER", "TOKEN", "BLOCK", "FRAME")
 UNITS = ("SIZE", "LIMIT", "COUNT", "TIMEOUT", "SEED", "OFFSET", "MASK", "CHECKSUM")
 
 
@@ -84,7 +84,8 @@ class CodeLookup(SizedTask):
         return corpus.sources("code")
 
     def broken(self) -> list[str]:
-        found = checks.whole(f"{self.name}.constants", self.constants) + checks.whole(f"{self.name}.depths", self.depths)
+        found = checks.whole(f"{self.name}.constants", self.constants)
+        found += checks.whole(f"{self.name}.depths", self.depths)
         if not found and self.constants > len(free_names()):
             found.append(f"{self.name}.constants must be at most {len(free_names())}, got {self.constants}")
         return found

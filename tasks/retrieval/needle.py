@@ -121,10 +121,10 @@ class Needle(SizedTask):
 
     def _question(self, keys: list[str]) -> tuple[str, str]:
         """The question about ``keys``, and the words that begin its answer."""
-        several = self.values * len(keys) > 1
-        thing = f"secret {NOUNS[self.value_kind]}{'s' if several else ''} of {_listed(keys)}"
-        verb = "are" if several else "is"
-        return f"What {verb} the {thing}?", f"The {thing} {verb}"
+        noun = NOUNS[self.value_kind]
+        count = self.values * len(keys)
+        thing, verb = (f"secret {noun}", "is") if count == 1 else (f"{count} secret {noun}s", "are")
+        return f"What {verb} the {thing} of {_listed(keys)}?", f"The {thing} of {_listed(keys)} {verb}"
 
     @property
     def _joiner(self) -> str:

@@ -1,0 +1,62 @@
+"""A tokenizer without a model, and the tasks as their YAML files make them."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.types import Sample
+from tasks.base import Task
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = tuple(sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")))
+
+# What a sampled test overrides: short enough for a golden file, long enough for every question.
+SHORT: dict[str, dict[str, Any]] = {
+    "needle_multivalue": {"lengths": [480]},
+    "needle_multiquery": {"lengths": [560]},
+}
+
+
+class Pieces:
+    """Splits words into pieces of at most five letters and numbers into digits, as real tokenizers roughly do."""
+
+    def __init__(self, max_tokens: int = 8192) -> None:
+        self.max_tokens = max_tokens
+        self._texts: list[str] = []
+        self._ids: dict[str, int] = {}
+
+    def encode(self, text: str) -> list[int]:
+        return [self._id(piece) for piece in re.findall(r" ?[A-Za-z]{1,5}|\d|\s|[^A-Za-z\d\s]", text)]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(self._texts[token] for token in token_ids)
+
+    def prompt_tokens(self, sample: Sample) -> int:
+        template = 12
+        text = f"{sample.context}\n\n{sample.question}\n{sample.answer_prefix}"
+        return template + len(self.encode(text))
+
+    def _id(self, piece: str) -> int:
+        if piece not in self._ids:
+            self._ids[piece] = len(self._texts)
+            self._texts.append(piece)
+        return self._ids[piece]
+
+
+def load(name: str, **options: Any) -> Task:
+    """The task of ``conf/task/<name>.yaml`` with some options overridden."""
+    data = yaml.safe_load((ROOT / "conf" / "task" / f"{name}.yaml").read_text())
+    module, cls = data.pop("_target_").rsplit(".", 1)
+    task = getattr(import_module(module), cls)(**{**data, **options})
+    assert isinstance(task, Task)
+    return task
+
+
+def short(name: str) -> Task:
+    """The task at a length that keeps files and tests small."""
+    return load(name, **{"lengths": [320], **SHORT.get(name, {})})

@@ -1,0 +1,227 @@
+"""The command line: what it refuses, in which words, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness.store import ResultStore
+from tests.cli import Kvgate
+
+REFUSED = {
+    "unknown layer": (["strategy/evict=snapvk"], "snapvk", "snapkv"),
+    "unknown preset": (["strategy=fp9"], "fp9", "fp8"),
+    "unknown task": (["task=needles", "strategy=fp8"], "needles", "needle_single"),
+    "keep of 0": (["strategy=window", "strategy.evict.keep=0"], "strategy.evict.keep must be in (0, 1], got 0"),
+    "keep over 1": (["strategy=window", "strategy.evict.keep=1.2"], "strategy.evict.keep must be in (0, 1], got 1.2"),
+    "two budgets": (["strategy=window", "strategy.evict.keep_tokens=9"], "exactly one of keep and keep_tokens"),
+    "unknown option": (["strategy=window", "+strategy.evict.keeps=1"], "strategy.evict", "keeps"),
+    "budget no prompt exceeds": (
+        ["strategy=window", "strategy.evict.keep=null", "strategy.evict.keep_tokens=5000"],
+        "keeps",
+        "must be below the longest prompt of task needle_single",
+    ),
+    "keep of 1": (["strategy=window", "strategy.evict.keep=1.0"], "must be below the longest prompt"),
+    "group that does not fit": (["strategy=kivi2", "strategy.quant.group=48"], "strategy.quant.group must divide", "48"),
+    "length beyond the model": (["strategy=fp8", "task.lengths=[9999]"], "lengths", "9999", "4096"),
+    "n of 0": (["strategy=fp8", "n=0"], "n must be 1 or more, got 0"),
+    "n that is no number": (["strategy=fp8", "n=many"], "many", "n"),
+    "margin of 0": (["strategy=fp8", "gate.margin=0"], "gate.margin must be in (0, 1], got 0"),
+    "margin over 1": (["strategy=fp8", "gate.margin=1.5"], "gate.margin must be in (0, 1], got 1.5"),
+    "alpha": (["strategy=fp8", "gate.alpha=0.9"], "gate.alpha must be in (0, 0.5), got 0.9"),
+    "looks": (["strategy=fp8", "gate.looks=0"], "gate.looks must be a whole number of 1 or more, got 0"),
+    "compress": (["strategy=fp8", "compress=both"], "compress must be prompt or context, got 'both'"),
+    "gating task of another run": (["strategy=fp8", "gate.tasks=[ruler]"], "gate.tasks must name tasks of this run", "ruler"),
+    "model path": (["strategy=fp8", "model.path=/no/such/folder"], "model.path", "/no/such/folder"),
+    "dtype": (["strategy=fp8", "model.dtype=int3"], "model.dtype must be", "int3"),
+    "typed key": (["strategy=fp8", "gate.magin=0.1"], "magin"),
+    "only the baseline": (["strategy=full"], "strategy must name", "full"),
+    "control": (["strategy=fp8", "gate.control.evict.keep=3"], "gate.control.evict.keep must be in (0, 1], got 3"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED.keys())
+def test_bad_input_is_refused_with_field_rule_and_value(kvgate: Kvgate, words: tuple[list[str], str]) -> None:
+    overrides, *expected = words
+    said = kvgate.run(*overrides)
+    assert said.code == 2, said
+    for word in expected:
+        assert word in said.err, said.err
+    assert "Traceback" not in said.err
+    assert not (kvgate.results / "runs").exists()
+
+
+def test_all_problems_are_told_at_once(kvgate: Kvgate) -> None:
+    wrong = ["strategy.evict.keep=2", "strategy.evict.sinks=-1", "n=0", "gate.margin=7", "task.lengths=[9999]"]
+    said = kvgate.run("strategy=window", *wrong)
+    assert said.code == 2
+    for word in ("evict.keep", "evict.sinks", "n must be", "gate.margin", "9999"):
+        assert word in said.err
+
+
+@pytest.mark.parametrize("where", ["/proc/kvgate", "FILE"])
+@pytest.mark.parametrize("sweep", [[], ["-m"]])
+def test_a_results_folder_that_cannot_be_written_is_named(kvgate: Kvgate, tmp_path: Path, where: str, sweep: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    place = where.replace("FILE", str(tmp_path / "file" / "results"))
+    said = kvgate.run(*sweep, "strategy=fp8", f"results_dir={place}")
+    assert said.code == 2 and place in said.err and "Traceback" not in said.err
+
+
+def test_the_first_word_must_be_a_command(kvgate: Kvgate) -> None:
+    said = kvgate("-m", "strategy=fp8")
+    assert said.code == 2 and "run, report, doctor" in said.err
+    assert kvgate("--help").code == 0
+
+
+@pytest.mark.parametrize("command", ["run", "report", "doctor"])
+def test_help_teaches(kvgate: Kvgate, command: str) -> None:
+    said = kvgate(command, "--help")
+    assert said.code == 0 and f"kvgate {command}" in said.out and "== Values" in said.out
+
+
+def test_a_grid_is_one_run_with_one_comparison(kvgate: Kvgate) -> None:
+    said = kvgate.run("-m", "strategy=fp8,window", "task=needle_single,fidelity", "gate.margin=0.3")
+    assert said.code == 0, said.err
+    folder = kvgate.results / "runs" / "r"
+    for name in ("config.yaml", "run.json", "verdict.json", "report.md", "report.html", "summary.csv"):
+        assert (folder / name).stat().st_size > 0, name
+    for plot in ("task_strategy", "needle_length_depth", "quality_bytes", "fidelity"):
+        assert (folder / "plots" / f"{plot}.png").exists()
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert {"schema", "model", "engine", "strategies", "cells"} <= verdict.keys()
+    assert [s["name"] for s in verdict["strategies"]] == ["fp8", "window"]
+    assert {"name", "decision", "reasons"} <= verdict["strategies"][0].keys()
+    cells = {(cell["strategy"], cell["task"]): cell for cell in verdict["cells"]}
+    assert len(cells) == 4
+    wanted = "strategy task mode decision n baseline score delta ci_low ci_high margin alpha gained lost flip_rate"
+    for cell in cells.values():
+        assert set(f"{wanted} noise_flip_rate n_needed reasons memory".split()) <= cell.keys()
+        sizes = "formula_bytes_per_token stored_bytes_per_token peak_bytes kept_fraction"
+        assert set(sizes.split()) <= cell["memory"].keys()
+        assert cell["memory"]["stored_bytes_per_token"] == cell["memory"]["formula_bytes_per_token"]
+    # a random model cannot do the task: nothing was tested, and the report says so
+    assert cells["fp8", "needle_single"]["decision"] == "VOID"
+    assert "chance" in " ".join(cells["fp8", "needle_single"]["reasons"])
+    assert cells["fp8", "fidelity"]["decision"] == "MEASURED"
+    assert cells["window", "fidelity"]["fidelity"]["kl_mean"] > cells["fp8", "fidelity"]["fidelity"]["kl_mean"] > 0
+    assert len(pd.read_csv(folder / "summary.csv")) == 4
+    # one prefill served every row: one record a sample for 2 candidates, baseline, baseline apart and control
+    store = ResultStore(kvgate.results)
+    planned = [cell for group in json.loads((folder / "run.json").read_text())["groups"] for cell in group["cells"]]
+    assert sorted(c["role"] for c in planned) == ["baseline"] * 2 + ["candidate"] * 4 + ["control"] + ["noise"] * 2
+    assert all(len(store.cell(cell["address"]).read()[0]) == 3 for cell in planned)
+    said = kvgate.run("-m", "strategy=fp8,window,int8", "task=needle_single", "dry_run=true")
+    assert said.code == 0
+    assert said.out.count("3 of 3 in the store") == 5 and said.out.count("0 of 3 in the store") == 1
+    assert "decides margins down to" in said.out
+
+
+def test_stacks_are_named_by_what_they_are_when_the_command_line_changes_them(kvgate: Kvgate) -> None:
+    said = kvgate.run("-m", "strategy=snapkv", "strategy.evict.keep=0.5,0.25", "strategy/quant=none,fp8", "dry_run=true")
+    assert said.code == 0, said.err
+    for name in ("snapkv@0.5 ", "snapkv@0.25 ", "snapkv@0.5+fp8", "snapkv@0.25+fp8"):
+        assert name in said.out
+
+
+def test_more_samples_reuse_the_first_ones_and_count_as_another_look(kvgate: Kvgate) -> None:
+    assert kvgate.run("strategy=fp8", "n=2").code == 0
+    said = kvgate.run("strategy=fp8", "n=3", "dry_run=true")
+    assert said.out.count("2 of 3 in the store") == 4
+    for n, look in (("3", 2), ("3", 2), ("4", 3)):
+        assert kvgate.run("strategy=fp8", f"n={n}").code == 0
+        verdict = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())
+        assert verdict["cells"][0]["look"] == look
+
+
+def test_a_damaged_record_is_reported_moved_aside_and_run_again(kvgate: Kvgate) -> None:
+    assert kvgate.run("strategy=fp8").code == 0
+    before = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())
+    part = sorted(kvgate.results.glob("cells/*/part-*.jsonl"))[0]
+    part.write_bytes(part.read_bytes().replace(b'"state":"scored"', b'"state":"sc0red"', 1))
+    said = kvgate("report", "r", f"results_dir={kvgate.results}")
+    assert said.code == 0
+    assert "damaged record" in (kvgate.results / "runs" / "r" / "report.md").read_text()
+    said = kvgate.run("strategy=fp8")
+    assert said.code == 0 and "damaged record" in said.out and str(part) in said.out
+    assert (part.parent / "damaged" / part.name).exists()
+    after = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())
+    assert [c["score"] for c in after["cells"]] == [c["score"] for c in before["cells"]]
+    assert not any("damaged" in note for note in after["notes"])
+
+
+def test_report_rebuilds_with_another_margin_and_says_so(kvgate: Kvgate) -> None:
+    assert kvgate.run("strategy=fp8").code == 0
+    folder = kvgate.results / "runs" / "r"
+    before = (folder / "report.html").read_text()
+    (folder / "report.html").unlink()
+    assert kvgate("report", str(folder)).code == 0
+    assert (folder / "report.html").read_text() == before
+    said = kvgate("report", "r", f"results_dir={kvgate.results}", "gate.margin=0.4", "format=json")
+    assert said.code == 0
+    verdict = json.loads(said.out)
+    assert verdict["gate"]["margin"] == 0.4 and verdict["cells"][0]["look"] == 1
+    assert any("promised 0.02" in note for note in verdict["notes"])
+    assert kvgate("report", "r", f"results_dir={kvgate.results}", "gate.strict=true").code == 3  # VOID
+    for words in (["nowhere"], ["r", "gate.margin=2"], ["r", "gate.tasks=[x]"], ["r", "format=xml"]):
+        said = kvgate("report", *words, f"results_dir={kvgate.results}")
+        assert said.code == 2 and "Traceback" not in said.err, said
+
+
+def test_report_rescores_stored_responses(kvgate: Kvgate, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.types import Response, Sample, Score, State
+    from tasks.retrieval.needle import Needle
+
+    assert kvgate.run("strategy=fp8").code == 0
+
+    def generous(self: Needle, sample: Sample, response: Response) -> Score:
+        return Score(State.SCORED, 1.0, response.text)
+
+    monkeypatch.setattr(Needle, "score", generous)
+    where = f"results_dir={kvgate.results}"
+    assert json.loads(kvgate("report", "r", where, "format=json").out)["cells"][0]["score"] == 0.0
+    again = json.loads(kvgate("report", "r", where, "format=json", "rescore=true").out)
+    assert again["cells"][0]["score"] == 1.0 and any("scored again" in note for note in again["notes"])
+
+
+def test_strict_tells_the_decision_by_exit_code(kvgate: Kvgate) -> None:
+    assert kvgate.run("strategy=fp8", "gate.strict=true").code == 3
+
+
+def test_doctor_prints_the_legality_table(kvgate: Kvgate) -> None:
+    facts = json.loads(kvgate("doctor", "format=json").out)
+    assert facts["versions"]["torch"] and facts["devices"] and facts["cache"]["folder"]
+    assert facts["legality"]["evict/snapkv"]["hf"]["yes"] is True
+    said = kvgate("doctor")
+    assert "quant/kivi2" in said.out and "transformers" in said.out
+    assert kvgate("doctor", "format=yaml").code == 2
+
+
+def test_a_user_s_own_layer_and_task_are_a_target_in_their_yaml(kvgate: Kvgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conf" / "strategy" / "evict").mkdir(parents=True)
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\nfrom strategies.base import Evict\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass First(Evict):\n    '''Keeps the first tokens.'''\n"
+        "    name: ClassVar[str] = 'first'\n"
+        "    def scores(self, prompt):\n        return -prompt.keys.new_ones(prompt.keys.shape[:2]).cumsum(-1)\n"
+    )
+    (tmp_path / "conf" / "strategy" / "evict" / "first.yaml").write_text("_target_: mine.First\nkeep: 0.5\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    said = kvgate.run("--config-dir", str(tmp_path / "conf"), "strategy/evict=first")
+    assert said.code == 0, said.err
+    verdict = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())
+    assert verdict["strategies"][0]["stack"] == "evict/first keep=0.5"
+
+
+def test_completion_finds_the_sub_command() -> None:
+    environment = {**os.environ, "COMP_LINE": "kvgate run strategy=sn", "COMP_POINT": "22"}
+    command = [sys.executable, "-m", "harness.cli", "-sc", "query=bash"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0 and "strategy=snapkv" in done.stdout, done.stderr
