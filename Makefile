@@ -18,7 +18,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/kvgate run -m experiment=demo
+	$(BIN)/kvgate run experiment=demo
 
 test: $(READY)
 	$(BIN)/python -m pytest

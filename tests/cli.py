@@ -20,7 +20,9 @@ class Said(NamedTuple):
 class Kvgate:
     """``kvgate(*words)`` for one results folder and one model."""
 
-    def __init__(self, results: Path, model: Path, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, results: Path, model: Path, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch
+    ) -> None:
         self.results, self.model, self.capsys, self.patch = results, model, capsys, patch
 
     def __call__(self, *words: str) -> Said:

@@ -28,7 +28,11 @@ REFUSED = {
         "must be below the longest prompt of task needle_single",
     ),
     "keep of 1": (["strategy=window", "strategy.evict.keep=1.0"], "must be below the longest prompt"),
-    "group that does not fit": (["strategy=kivi2", "strategy.quant.group=48"], "strategy.quant.group must divide", "48"),
+    "group that does not fit": (
+        ["strategy=kivi2", "strategy.quant.group=48"],
+        "strategy.quant.group must divide",
+        "48",
+    ),
     "length beyond the model": (["strategy=fp8", "task.lengths=[9999]"], "lengths", "9999", "4096"),
     "n of 0": (["strategy=fp8", "n=0"], "n must be 1 or more, got 0"),
     "n that is no number": (["strategy=fp8", "n=many"], "many", "n"),
@@ -37,7 +41,11 @@ REFUSED = {
     "alpha": (["strategy=fp8", "gate.alpha=0.9"], "gate.alpha must be in (0, 0.5), got 0.9"),
     "looks": (["strategy=fp8", "gate.looks=0"], "gate.looks must be a whole number of 1 or more, got 0"),
     "compress": (["strategy=fp8", "compress=both"], "compress must be prompt or context, got 'both'"),
-    "gating task of another run": (["strategy=fp8", "gate.tasks=[ruler]"], "gate.tasks must name tasks of this run", "ruler"),
+    "gating task of another run": (
+        ["strategy=fp8", "gate.tasks=[ruler]"],
+        "gate.tasks must name tasks of this run",
+        "ruler",
+    ),
     "model path": (["strategy=fp8", "model.path=/no/such/folder"], "model.path", "/no/such/folder"),
     "dtype": (["strategy=fp8", "model.dtype=int3"], "model.dtype must be", "int3"),
     "typed key": (["strategy=fp8", "gate.magin=0.1"], "magin"),
@@ -67,7 +75,9 @@ def test_all_problems_are_told_at_once(kvgate: Kvgate) -> None:
 
 @pytest.mark.parametrize("where", ["/proc/kvgate", "FILE"])
 @pytest.mark.parametrize("sweep", [[], ["-m"]])
-def test_a_results_folder_that_cannot_be_written_is_named(kvgate: Kvgate, tmp_path: Path, where: str, sweep: list[str]) -> None:
+def test_a_results_folder_that_cannot_be_written_is_named(
+    kvgate: Kvgate, tmp_path: Path, where: str, sweep: list[str]
+) -> None:
     (tmp_path / "file").write_text("")
     place = where.replace("FILE", str(tmp_path / "file" / "results"))
     said = kvgate.run(*sweep, "strategy=fp8", f"results_dir={place}")
@@ -124,7 +134,9 @@ def test_a_grid_is_one_run_with_one_comparison(kvgate: Kvgate) -> None:
 
 
 def test_stacks_are_named_by_what_they_are_when_the_command_line_changes_them(kvgate: Kvgate) -> None:
-    said = kvgate.run("-m", "strategy=snapkv", "strategy.evict.keep=0.5,0.25", "strategy/quant=none,fp8", "dry_run=true")
+    said = kvgate.run(
+        "-m", "strategy=snapkv", "strategy.evict.keep=0.5,0.25", "strategy/quant=none,fp8", "dry_run=true"
+    )
     assert said.code == 0, said.err
     for name in ("snapkv@0.5 ", "snapkv@0.25 ", "snapkv@0.5+fp8", "snapkv@0.25+fp8"):
         assert name in said.out
@@ -203,7 +215,9 @@ def test_doctor_prints_the_legality_table(kvgate: Kvgate) -> None:
     assert kvgate("doctor", "format=yaml").code == 2
 
 
-def test_a_user_s_own_layer_and_task_are_a_target_in_their_yaml(kvgate: Kvgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_s_own_layer_and_task_are_a_target_in_their_yaml(
+    kvgate: Kvgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "conf" / "strategy" / "evict").mkdir(parents=True)
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom typing import ClassVar\nfrom strategies.base import Evict\n"

@@ -58,7 +58,9 @@ def test_of_two_records_the_better_state_wins(cell: Cell) -> None:
 
 
 @given(position=st.integers(0, 10_000), byte=st.integers(0, 255))
-def test_one_damaged_byte_costs_at_most_one_line(tmp_path_factory: pytest.TempPathFactory, position: int, byte: int) -> None:
+def test_one_damaged_byte_costs_at_most_one_line(
+    tmp_path_factory: pytest.TempPathFactory, position: int, byte: int
+) -> None:
     cell = ResultStore(tmp_path_factory.mktemp("r")).cell("abc")
     cell.append([record(f"s{i}") for i in range(3)])
     part = next(cell.folder.glob("part-*"))

@@ -122,9 +122,9 @@ class Needle(SizedTask):
     def _question(self, keys: list[str]) -> tuple[str, str]:
         """The question about ``keys``, and the words that begin its answer."""
         noun = NOUNS[self.value_kind]
-        count = self.values * len(keys)
-        thing, verb = (f"secret {noun}", "is") if count == 1 else (f"{count} secret {noun}s", "are")
-        return f"What {verb} the {thing} of {_listed(keys)}?", f"The {thing} of {_listed(keys)} {verb}"
+        thing, verb = (f"secret {noun}", "is") if self.values == 1 else (f"{self.values} secret {noun}s", "are")
+        form = "" if len(keys) == 1 else " Give one sentence for each."
+        return f"What {verb} the {thing} of {_listed(keys)}?{form}", f"The {thing} of {keys[0]} {verb}"
 
     @property
     def _joiner(self) -> str:

@@ -1,0 +1,67 @@
+"""Every option of every config group composes into a run and builds what it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from harness import schema
+from harness.engines.base import Engine
+from harness.make import make
+from harness.stacks import make_stack
+from harness.types import BadInput
+from strategies.base import KVShape, Layer
+from tasks.base import Task
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+SHAPE = KVShape(layers=30, kv_heads=3, query_heads=9, head_dim=64, element_bytes=2)
+OPTIONS = sorted((f.parent.relative_to(CONF).as_posix(), f.stem) for f in CONF.glob("*/**/*.yaml"))
+
+
+def composed(primary: str, *overrides: str) -> Any:
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return schema.plain(compose(primary, list(overrides)))
+
+
+@pytest.mark.parametrize("group, option", OPTIONS, ids=lambda x: str(x))
+def test_an_option_composes_and_builds(group: str, option: str) -> None:
+    if group == "experiment":
+        config = composed("run", f"experiment={option}")
+        assert config["gate"]["margin"] > 0
+        return
+    path = ["model.path=x"] if (group, option) == ("model", "hf") else []
+    config = composed("run", f"{group}={option}", *path)
+    if group == "strategy" or group.startswith("strategy/"):
+        stack = make_stack("s", config["strategy"])
+        assert stack.problems(SHAPE) == []
+        if group == "strategy":
+            assert config["strategy"]["name"] == option
+            assert bool(stack.layers()) == (option != "full")
+        else:
+            slot = group.split("/")[1]
+            assert isinstance(getattr(stack, slot), Layer) == (option != "none")
+    elif group == "task":
+        task = make(config["task"], "task")
+        assert isinstance(task, Task) and task.name == option
+    elif group == "engine":
+        assert isinstance(make(config["engine"], "engine"), Engine)
+
+
+@pytest.mark.parametrize("command", ["run", "report", "doctor"])
+def test_a_primary_config_composes(command: str) -> None:
+    assert composed(command, *(["run=x"] if command == "report" else []))
+
+
+def test_the_constructor_s_complaint_names_field_and_class() -> None:
+    with pytest.raises(BadInput, match=r"strategy.quant: strategies.quant.fp8.FP8 cannot be built: .*scales"):
+        make({"_target_": "strategies.quant.fp8.FP8", "scales": 1}, "strategy.quant")
+    with pytest.raises(BadInput, match="must name a class in _target_"):
+        make({"keep": 1}, "strategy.evict")
+    with pytest.raises(BadInput, match="strategy.evict must hold a layer of that slot"):
+        make_stack("s", {"evict": {"_target_": "strategies.quant.fp8.FP8"}})
+    with pytest.raises(BadInput, match="strategy.evicted must be one of the slots"):
+        make_stack("s", {"evicted": {"_target_": "strategies.quant.fp8.FP8"}})

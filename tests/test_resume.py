@@ -1,0 +1,126 @@
+"""A run that is killed at any moment and started again ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.store import ResultStore
+
+
+GRID = ("-m", "strategy=fp8,window", "task=needle_single,fidelity")
+
+
+def start(results: Path, model: Path, words: Sequence[str] = GRID, **options: Any) -> subprocess.Popen[bytes]:
+    where = ["model=hf", f"model.path={model}", f"results_dir={results}", "engine.threads=1"]
+    command = [sys.executable, "-m", "harness.cli", "run", *words, *where, "task.lengths=[500]", "n=12", "name=r"]
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, **options
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err.decode()
+
+
+def verdict(results: Path) -> dict[str, Any]:
+    """What was decided, without when and how long."""
+    whole: dict[str, Any] = json.loads((results / "runs" / "r" / "verdict.json").read_text())
+    for cell in whole["cells"]:
+        cell["memory"].pop("peak_bytes")
+    return {key: whole[key] for key in ("strategies", "cells", "gate", "notes")}
+
+
+def answered(results: Path) -> dict[tuple[str, str], float]:
+    """Seconds of every record: they tell one computation from another."""
+    store = ResultStore(results)
+    cells = [path.name for path in (results / "cells").glob("*")]
+    return {(cell, key): record.seconds for cell in cells for key, record in store.cell(cell).read()[0].items()}
+
+
+def wait_for_records(results: Path, count: int) -> None:
+    until = time.monotonic() + 120
+    while len(list(results.glob("cells/*/part-*"))) < count and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    results = tmp_path_factory.mktemp("undisturbed")
+    finish(start(results, tiny))
+    return verdict(results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_kill_and_start_again(seed: int, tiny: Path, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    chance = random.Random(seed)
+    kept: dict[tuple[str, str], float] = {}
+    for _ in range(2):
+        process = start(tmp_path, tiny)
+        wait_for_records(tmp_path, len(kept) + chance.randrange(1, 40))
+        os.kill(process.pid, signal.SIGKILL)  # the parent alone: its worker must end by itself
+        process.wait()
+        time.sleep(1.0)
+        now = answered(tmp_path)
+        assert kept.items() <= now.items()
+        kept = now
+    finish(start(tmp_path, tiny))
+    after = answered(tmp_path)
+    assert kept.items() <= after.items()  # finished samples were not run again
+    assert verdict(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_replaced(tiny: Path, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    process = start(tmp_path, tiny)
+    wait_for_records(tmp_path, 8)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [pid for pid in children if b"harness.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert workers
+    os.kill(int(workers[0]), signal.SIGKILL)
+    finish(process)
+    assert verdict(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_on_one_folder(tiny: Path, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    both = [start(tmp_path, tiny), start(tmp_path, tiny)]
+    for process in both:
+        finish(process)
+    assert verdict(tmp_path) == undisturbed
+    assert not list(tmp_path.glob("cells/*/damaged"))
+
+
+@pytest.mark.slow
+def test_a_sample_on_which_workers_die_is_a_failed_record_and_the_rest_goes_on(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(
+        "import os\nfrom dataclasses import dataclass\nfrom strategies.quant.fp8 import FP8\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Deadly(FP8):\n"
+        "    def store(self, keys, values):\n"
+        "        if int(keys.abs().sum() * 1e3) % 5 == 0:\n            os._exit(9)\n"
+        "        return super().store(keys, values)\n"
+    )
+    folder = tmp_path / "conf" / "strategy" / "quant"
+    folder.mkdir(parents=True)
+    (folder / "deadly.yaml").write_text("_target_: deadly.Deadly\n")
+    results = tmp_path / "results"
+    words = ["--config-dir", str(tmp_path / "conf"), "strategy/quant=deadly"]
+    finish(start(results, tiny, words, env={**os.environ, "PYTHONPATH": str(tmp_path)}))
+    (cell,) = json.loads((results / "runs" / "r" / "verdict.json").read_text())["cells"]
+    records = ResultStore(results).cell(cell["address"]).read()[0].values()
+    failed = [record for record in records if record.state == "failed"]
+    assert len(records) == 12 and 0 < len(failed) < 12
+    assert all(r.fault == "infrastructure" and "died 2 times" in r.error for r in failed)
+    assert cell["left_out"] == len(failed) and cell["n"] <= 12 - len(failed)
