@@ -63,9 +63,9 @@ def judge(
     for group in groups:
         for cell in group.cells:
             if cell.planned["role"] == "candidate":
-                verdict = judge_cell(_cell_input(store, group, cell), gate, gating)
-                cells.append((verdict, _cell_json(verdict, group, cell)))
-    strategies = _strategies([verdict for verdict, _ in cells], groups, gate)
+                judged = judge_cell(_cell_input(store, group, cell), gate, gating)
+                cells.append((judged, _cell_json(judged, group, cell)))
+    strategies = _strategies([judged for judged, _ in cells], groups, gate)
     verdict = {
         "schema": SCHEMA,
         "name": manifest["name"],

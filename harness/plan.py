@@ -111,7 +111,7 @@ class Plan:
 
         # the baseline decodes with whatever shares its load, and leads every load's batch
         mine = [c for c in group.cells if self.engine.load_key(c.stack) == key or c.role == "baseline"]
-        joint = [row(cell) for cell in mine if cell.role != "noise"]
+        joint = list({cell.address: row(cell) for cell in mine if cell.role != "noise"}.values())
         alone = [[row(cell)] for cell in mine if cell.role == "noise"]
         return {
             "id": group.id,
@@ -316,17 +316,14 @@ def _groups(
             ask = {**shared, "mode": {**mode, "batch": batch}, "stack": stack.spec()}  # noqa: B023
             return PlannedCell(store.ask(ask), role, stack.name, stack, config, ask)
 
-        cells = {(c := cell("baseline", Stack(BASELINE), {})).address: c}
-        for job in same:
-            stack = stacks[_strategy_key(job.config["strategy"])]
-            if stack.layers():
-                candidate = cell("candidate", stack, job.config["strategy"])
-                cells.setdefault(candidate.address, candidate)
-        alone = cell("noise", Stack(BASELINE), {}, batch="alone")
-        cells[alone.address] = alone
-        if not task.fidelity:
-            harsh = cell("control", control, same[0].config["gate"]["control"])
-            cells.setdefault(harsh.address, harsh)
+        candidates = {_strategy_key(job.config["strategy"]): job.config["strategy"] for job in same}
+        cells = [
+            cell("baseline", Stack(BASELINE), {}),
+            *(cell("candidate", stacks[key], config) for key, config in candidates.items() if stacks[key].layers()),
+            cell("noise", Stack(BASELINE), {}, batch="alone"),
+        ]
+        if not task.fidelity:  # may be a candidate too: then both are one cell with two roles
+            cells.append(cell("control", control, same[0].config["gate"]["control"]))
         groups.append(
             Group(
                 label=labels[task_key],
@@ -338,7 +335,7 @@ def _groups(
                 samples=samples,
                 samples_file=file,
                 samples_set=sample_files.set_hash(samples),
-                cells=tuple(cells.values()),
+                cells=tuple(cells),
             )
         )
     return tuple(groups)

@@ -22,6 +22,8 @@ from harness.store import ResultStore
 from harness.types import BadInput, Record, Sample, State, Unsupported
 from tasks.base import Task
 
+PATIENCE = 3  # samples in a row that may fail in every row before the unit is given up
+
 
 def emit(event: str, **facts: Any) -> None:
     print(json.dumps({"event": event, **facts}), flush=True)
@@ -47,16 +49,20 @@ def _run_group(group: Mapping[str, Any], session: Session, store: ResultStore, f
     cells = [row.cell for batch in batches for row in batch]
     for cell in cells:
         store.cell(cell).note_loaded(facts)
+    lost = 0
     todo = {cell: set(ids) for cell, ids in group["missing"].items()}
     for sample in sample_files.load(Path(group["samples_file"]), group["n"]):
         wanted = _wanted(batches, todo, sample.id)
         if not wanted:
             continue
         emit("sample", group=group["id"], sample=sample.id, cells=sorted(c for c in cells if sample.id in todo[c]))
-        for answer in session.run(sample, wanted, compress=group["compress"], seed=group["seed"]):
+        answers = list(session.run(sample, wanted, compress=group["compress"], seed=group["seed"]))
+        lost = lost + 1 if all(answer.fault == "infrastructure" for answer in answers) else 0
+        if lost == PATIENCE:
+            raise BadInput(f"engine: {PATIENCE} samples in a row failed in every row, the last with {answers[0].error}")
+        for answer in answers:
             if sample.id in todo[answer.cell]:
-                record = judged(task, sample, answer)
-                store.cell(answer.cell).append([record])
+                store.cell(answer.cell).append([judged(task, sample, answer)])
         emit("answered", group=group["id"], sample=sample.id)
     emit("group", group=group["id"])
 

@@ -81,6 +81,24 @@ def words(kind: Literal["noun", "adjective"]) -> tuple[str, ...]:
     return tuple(sorted(word for word in listed - rude if re.fullmatch("[a-z]{3,9}", word)))
 
 
+def name(rng: random.Random) -> str:
+    """A name that no text knows: "quiet-harbor"."""
+    return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
+
+
+def distinct(draw: Callable[[random.Random], str], rng: random.Random, count: int) -> list[str]:
+    """``count`` different results of ``draw``."""
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn[draw(rng)] = None
+    return list(drawn)
+
+
+def listed(items: list[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
 @cache
 def code() -> Code:
     """Python's own library, read in place: no tests, no generated tables, no third-party packages."""

@@ -239,3 +239,30 @@ def test_completion_finds_the_sub_command() -> None:
     command = [sys.executable, "-m", "harness.cli", "-sc", "query=bash"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 0 and "strategy=snapkv" in done.stdout, done.stderr
+
+
+def test_the_control_may_be_a_candidate_too(kvgate: Kvgate) -> None:
+    said = kvgate.run("strategy=random", "strategy.evict.keep=0.1")
+    assert said.code == 0, said.err
+    (cell,) = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())["cells"]
+    assert not any("was not run" in reason for reason in cell["reasons"])
+    assert cell["control_delta"] == cell["delta"]
+
+
+def test_a_layer_that_raises_is_a_failed_record_with_its_words(
+    kvgate: Kvgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from dataclasses import dataclass\nfrom strategies.quant.fp8 import FP8\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Broken(FP8):\n"
+        "    def store(self, keys, values):\n        raise KeyError('no such thing')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    said = kvgate.run("-m", "strategy=fp8", "strategy.quant._target_=broken.Broken,strategies.quant.int8.INT8")
+    assert said.code == 0, said.err
+    cell, spared = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())["cells"]
+    assert cell["decision"] == "VOID" and cell["left_out"] == 3
+    assert spared["left_out"] == 0 and spared["n"] == 3
+    records = ResultStore(kvgate.results).cell(cell["address"]).read()[0].values()
+    assert {record.error for record in records} == {"KeyError: 'no such thing'"}

@@ -59,9 +59,9 @@ def test_a_primary_config_composes(command: str) -> None:
 def test_the_constructor_s_complaint_names_field_and_class() -> None:
     with pytest.raises(BadInput, match=r"strategy.quant: strategies.quant.fp8.FP8 cannot be built: .*scales"):
         make({"_target_": "strategies.quant.fp8.FP8", "scales": 1}, "strategy.quant")
-    with pytest.raises(BadInput, match="must name a class in _target_"):
+    with pytest.raises(BadInput, match="must name a class"):
         make({"keep": 1}, "strategy.evict")
-    with pytest.raises(BadInput, match="strategy.evict must hold a layer of that slot"):
+    with pytest.raises(BadInput, match=r"strategy\.evict must hold a layer of that slot"):
         make_stack("s", {"evict": {"_target_": "strategies.quant.fp8.FP8"}})
-    with pytest.raises(BadInput, match="strategy.evicted must be one of the slots"):
+    with pytest.raises(BadInput, match=r"strategy\.evicted must be one of the slots"):
         make_stack("s", {"evicted": {"_target_": "strategies.quant.fp8.FP8"}})

@@ -17,7 +17,6 @@ import pytest
 
 from harness.store import ResultStore
 
-
 GRID = ("-m", "strategy=fp8,window", "task=needle_single,fidelity")
 
 

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def said(*command: object, cwd: Path) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=cwd, env=environment, timeout=600)
+    done = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, cwd=cwd, env=environment, timeout=600
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

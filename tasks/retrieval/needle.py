@@ -24,7 +24,7 @@ from tasks.sizing import Draft, SizedTask, depth_level, insert
 
 KINDS: dict[str, Callable[[random.Random], str]] = {
     "numbers": lambda rng: str(rng.randrange(10**6, 10**7)),
-    "words": lambda rng: f"{rng.choice(corpus.words('adjective'))}-{rng.choice(corpus.words('noun'))}",
+    "words": corpus.name,
     "uuids": lambda rng: str(UUID(int=rng.getrandbits(128), version=4)),
 }
 NOUNS = {"numbers": "number", "words": "word", "uuids": "code"}
@@ -56,8 +56,8 @@ class Needle(SizedTask):
 
     def draft(self, tokenizer: Tokenizer, seed: int, index: int) -> Draft:
         rng = self.rng(seed, index)
-        keys = _distinct(rng, self.key_kind, self.keys)
-        drawn = _distinct(rng, self.value_kind, self.keys * self.values)
+        keys = corpus.distinct(KINDS[self.key_kind], rng, self.keys)
+        drawn = corpus.distinct(KINDS[self.value_kind], rng, self.keys * self.values)
         facts = [(key, drawn[at * self.values : (at + 1) * self.values]) for at, key in enumerate(keys)]
         asked = dict(facts[: self.queries])
         needles = [self._needle(key, value) for key, values in facts for value in values]
@@ -124,7 +124,7 @@ class Needle(SizedTask):
         noun = NOUNS[self.value_kind]
         thing, verb = (f"secret {noun}", "is") if self.values == 1 else (f"{self.values} secret {noun}s", "are")
         form = "" if len(keys) == 1 else " Give one sentence for each."
-        return f"What {verb} the {thing} of {_listed(keys)}?{form}", f"The {thing} of {keys[0]} {verb}"
+        return f"What {verb} the {thing} of {corpus.listed(keys)}?{form}", f"The {thing} of {keys[0]} {verb}"
 
     @property
     def _joiner(self) -> str:
@@ -146,16 +146,3 @@ class Needle(SizedTask):
             return lines[:units]
 
         return first
-
-
-def _distinct(rng: random.Random, kind: str, count: int) -> list[str]:
-    """``count`` different things of one kind."""
-    drawn: dict[str, None] = {}
-    while len(drawn) < count:
-        drawn[KINDS[kind](rng)] = None
-    return list(drawn)
-
-
-def _listed(items: list[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
-    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)

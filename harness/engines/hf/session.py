@@ -6,6 +6,7 @@ import gc
 import resource
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from harness.engines.hf.decode import Reference, RowState, decode, feed, follow
 from harness.engines.hf.joint import JointCache, build
 from harness.engines.hf.prefill import Prefilled, prefill
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
-from harness.types import BadInput, Evidence, Memory, Sample, Unsupported, digest
+from harness.types import BadInput, Evidence, Memory, Sample, digest
 from strategies.base import KVShape, Layer, Stack
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -58,19 +59,39 @@ class HFSession(Session):
         start = time.perf_counter()
         tokens = self.tokenizer.prompt(sample)
         exact = tokens.context + tokens.rest if compress == "prompt" else tokens.context
+        everyone = [row for rows in batches for row in rows]
         try:
-            prompt = self._prefill(exact, [row.stack for rows in batches for row in rows], sample, seed)
-        except (RuntimeError, Unsupported) as error:
-            for row in (row for rows in batches for row in rows):
-                yield _failed(row, tokens, error, time.perf_counter() - start)
+            prompt = self._prefill(exact, [row.stack for row in everyone], sample, seed)
+        except Exception as error:
+            yield from (_failed(row, tokens, error, time.perf_counter() - start) for row in everyone)
             return
         reference = Reference()
         for rows in batches:
-            try:
-                yield from self._batch(sample, tokens, prompt, rows, reference, start)
-            except (RuntimeError, Unsupported) as error:  # out of memory, say: these rows failed, others may not
-                for row in rows:
-                    yield _failed(row, tokens, error, time.perf_counter() - start)
+            yield from self._isolated(sample, tokens, prompt, rows, reference, start)
+
+    def _isolated(
+        self,
+        sample: Sample,
+        tokens: PromptTokens,
+        prompt: Prefilled,
+        rows: Sequence[Row],
+        reference: Reference,
+        start: float,
+    ) -> Iterator[Answer]:
+        """Answer the rows together; if that raises (out of memory, a broken layer), one by one, so others are spared."""
+        leading = not reference.tokens
+        try:
+            answers = list(self._batch(sample, tokens, prompt, rows, reference, start))
+        except Exception as error:
+            if leading:  # what a broken batch has led to is not followed
+                reference.tokens.clear()
+                reference.log_probs.clear()
+            if len(rows) == 1:
+                traceback.print_exc()
+                answers = [_failed(rows[0], tokens, error, time.perf_counter() - start)]
+            else:
+                answers = [a for row in rows for a in self._isolated(sample, tokens, prompt, [row], reference, start)]
+        yield from answers
 
     def _prefill(self, ids: list[int], stacks: Sequence[Stack], sample: Sample, seed: int) -> Prefilled:
         width = max((stack.evict.query_window for stack in stacks if stack.evict), default=0)
