@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,20 @@ kvgate: may this KV-cache setting be switched on, for this model and these tasks
   kvgate COMMAND --help    choices, values and examples
   kvgate run -m strategy=fp8,kivi2,snapkv task=needle_single,code_lookup n=64
 """
-exit_code = 0  # set by the sub-command; Hydra drops return values
+# what the sub-command came to; Hydra drops return values, and adds words of its own to exceptions
+exit_code = 0
+problems: list[str] = []
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Keep what was refused for ``main`` to tell."""
+    try:
+        yield
+    except (BadInput, Unsupported) as error:
+        problems.extend(getattr(error, "problems", [str(error)]))
+    except OSError as error:
+        problems.append(f"{error.filename or 'a file'}: {error.strerror or error}")
 
 
 def run_jobs(composed: Sequence[tuple[DictConfig, Sequence[str]]]) -> None:
@@ -37,8 +51,9 @@ def run_jobs(composed: Sequence[tuple[DictConfig, Sequence[str]]]) -> None:
     from harness import commands
     from harness.plan import Job
 
-    jobs = [Job(schema.plain(config), overrides) for config, overrides in composed]
-    exit_code = commands.run(jobs, ["kvgate", *sys.argv[1:]])
+    with _refusals():
+        jobs = [Job(schema.plain(config), overrides) for config, overrides in composed]
+        exit_code = commands.run(jobs, ["kvgate run", *sys.argv[1:]])
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="run")
@@ -51,22 +66,19 @@ def report(config: DictConfig) -> None:
     global exit_code
     from harness import commands
 
-    exit_code = commands.report(schema.plain(config))
+    with _refusals():
+        exit_code = commands.report(schema.plain(config))
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="doctor")
 def doctor(config: DictConfig) -> None:
     from harness import doctor as doctors
 
-    wanted = _format(config.format)
-    facts = doctors.doctor()
-    print(json.dumps(facts, indent=1) if wanted == "json" else doctors.doctor_text(facts))
-
-
-def _format(value: str) -> str:
-    if value not in ("text", "json"):
-        raise BadInput(f"format must be text or json, got {value!r}")
-    return value
+    with _refusals():
+        if config.format not in ("text", "json"):
+            raise BadInput(f"format must be text or json, got {config.format!r}")
+        facts = doctors.doctor()
+        print(json.dumps(facts, indent=1) if config.format == "json" else doctors.doctor_text(facts))
 
 
 COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "report": report, "doctor": doctor}
@@ -82,8 +94,6 @@ def main() -> None:
     sys.argv = [f"kvgate {command}", *words]
     try:
         COMMANDS[command]()
-    except (BadInput, Unsupported) as error:
-        _refuse(command, getattr(error, "problems", [str(error)]))
     except (HydraException, OmegaConfBaseException) as error:
         _refuse(command, [_first_words(error)])
     except OSError as error:
@@ -91,6 +101,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nstopped; finished samples are kept, the same command goes on from here", file=sys.stderr)
         sys.exit(130)
+    if problems:
+        _refuse(command, problems)
     sys.exit(exit_code)
 
 
@@ -142,4 +154,6 @@ def _refuse(command: str, problems: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from harness.cli import main as imported_main  # one module, also when run with -m: the launcher imports it by name
+
+    imported_main()

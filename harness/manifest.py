@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -38,7 +39,7 @@ def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         "schema": SCHEMA,
         "name": plan.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(command),
+        "command": f"{command[0]} {shlex.join(command[1:])}",
         "model": model,
         "engine": {**engine, "versions": provenance.versions(), "cpu": provenance.cpu()},
         "gate": asdict(plan.gate),

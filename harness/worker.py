@@ -108,6 +108,8 @@ def main() -> None:
     except (BadInput, Unsupported) as error:
         emit("refused", problems=getattr(error, "problems", [str(error)]))
         sys.exit(2)
+    except KeyboardInterrupt:  # the parent was told too, and says what it means
+        sys.exit(130)
 
 
 if __name__ == "__main__":

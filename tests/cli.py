@@ -28,6 +28,7 @@ class Kvgate:
     def __call__(self, *words: str) -> Said:
         self.patch.setattr(sys, "argv", ["kvgate", *words])
         self.patch.setattr(cli, "exit_code", 0)
+        self.patch.setattr(cli, "problems", [])
         self.patch.setenv("HYDRA_FULL_ERROR", "1")
         self.capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
