@@ -1,4 +1,4 @@
-"""Runs one work unit in a process of its own: ``python -m harness.worker UNIT.json``.
+"""Runs one work unit in a process of its own: ``python -m harness.worker``, with the unit as one JSON line on standard input.
 
 Standard output carries one JSON event a line; records go straight into the store, sample by sample, so whatever happens to
 this process, finished samples stay. It ends when its parent does.
@@ -102,9 +102,10 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
+    unit = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        run_unit(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+        run_unit(unit)
     except (BadInput, Unsupported) as error:
         emit("refused", problems=getattr(error, "problems", [str(error)]))
         sys.exit(2)

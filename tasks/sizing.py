@@ -26,7 +26,7 @@ def largest(cost: Callable[[int], int], limit: int) -> int:
     """
     fits, used = 0, cost(0)
     misfits = limit - used + 1
-    price = 2.0
+    price = 16.0  # dear on purpose: a first guess that is too small is quick to count and tells the true price
     rounds = 0
     while misfits - fits > 1:
         rounds += 1

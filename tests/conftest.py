@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads; as the workers of a run have it
+
 import pytest
 import torch
 import yaml
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # the workers that tests start share two cores
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 

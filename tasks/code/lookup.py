@@ -46,7 +46,7 @@ class CodeLookup(SizedTask):
         code = corpus.code()
         names = rng.sample(free_names(), self.constants)
         values = [str(rng.randrange(10**6, 10**7)) for _ in names]
-        place = rng.choice(code.places)
+        place = rng.choice(self._file(seed, index))
         depth = self.depth(index)
         others = [rng.random() for _ in names[1:]]
         budget = len(tokenizer.encode(f" {values[0]}\n")) + 4
@@ -72,6 +72,12 @@ class CodeLookup(SizedTask):
 
         return build
 
+    def _file(self, seed: int, index: int) -> tuple[int, ...]:
+        """The places of one file. Files take turns in an order drawn once, so no two samples share one before all had theirs."""
+        files = list(places_by_file())
+        self.rng(seed, -1).shuffle(files)
+        return files[index % len(files)]
+
     def depth(self, index: int) -> float:
         """Where the constant asked for stands in sample ``index``: 0 is the start of the code, 1 its end."""
         return depth_level(index // len(self.lengths), self.depths)
@@ -89,6 +95,16 @@ class CodeLookup(SizedTask):
         if not found and self.constants > len(free_names()):
             found.append(f"{self.name}.constants must be at most {len(free_names())}, got {self.constants}")
         return found
+
+
+@cache
+def places_by_file() -> tuple[tuple[int, ...], ...]:
+    """Where a module-level statement may be put, file by file."""
+    code = corpus.code()
+    grouped: dict[str, list[int]] = {}
+    for place in code.places:
+        grouped.setdefault(code.files[place], []).append(place)
+    return tuple(tuple(places) for places in grouped.values())
 
 
 @cache

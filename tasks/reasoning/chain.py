@@ -3,7 +3,7 @@
     ... The secret word of quiet-harbor is lemon. ... The secret number of lemon is 48271. ...
 
     What is the secret word of quiet-harbor, and what is the secret number of that word?
-    ->  The secret word of quiet-harbor is [lemon. The secret number of lemon is 48271.]
+    ->  The secret word of quiet-harbor is [lemon, and the secret number of lemon is 48271.]
 
 The answer is begun with a worked example about another name of the same text, so that the model writes the first fact
 before it looks up the second. A cache that lost either fact fails: without the first, the words are left to guess among;
@@ -21,10 +21,11 @@ from tasks import checks, corpus, scorers
 from tasks.base import Tokenizer
 from tasks.sizing import Draft, SizedTask, insert
 
-WORDS = (
-    "apple banana bread butter carrot cheese cherry garlic honey lemon mango melon mushroom olive onion peach pepper "
-    "plum potato pumpkin rice salt spinach sugar tomato vinegar walnut wheat"
-).split()
+PANTRY = """
+apple banana bread butter carrot cheese cherry garlic honey lemon mango melon mushroom olive onion peach pepper plum
+potato pumpkin rice salt spinach sugar tomato vinegar walnut wheat
+"""
+WORDS = tuple(PANTRY.split())
 INSTRUCTION = "Some secret words and numbers are hidden in the text below. Remember them; you will be asked."
 
 
@@ -42,6 +43,11 @@ class Link(NamedTuple):
     @property
     def second(self) -> str:
         return f"The secret number of {self.word} is {self.number}."
+
+    @property
+    def both(self) -> str:
+        """The two facts in one sentence: in two, small models stop after the first."""
+        return f"The secret word of {self.name} is {self.word}, and the secret number of {self.word} is {self.number}."
 
 
 class World(NamedTuple):
@@ -69,11 +75,11 @@ class Chain(SizedTask):
         examples: Further names of the same text, worked out in front of the answer.
     """
 
-    chance: ClassVar[float] = 0.25  # of the default four numbers
+    chance: ClassVar[float] = 1 / 3  # of the default three numbers; 1 / numbers with others
     steps: ClassVar[int] = 2
 
     names: int = 2
-    numbers: int = 4
+    numbers: int = 3
     examples: int = 1
 
     def draft(self, tokenizer: Tokenizer, seed: int, index: int) -> Draft:
@@ -93,11 +99,11 @@ class Chain(SizedTask):
             del facts[asked.first if lost == "first" else asked.second]
         told = [(depth, fact) for fact, depth in facts.items()]
 
-        begun = asked.first.removesuffix(f" {asked.word}.")
-        budget = len(tokenizer.encode(f" {asked.word}. {asked.second}")) + 6
+        begun, word, rest = asked.both.partition(f" {asked.word},")
+        budget = len(tokenizer.encode(word + rest)) + 6
         question = (
-            f"What is the secret word of {corpus.listed([link.name for link in (*world.examples, asked)])}, "
-            "and what is the secret number of that word?"
+            f"What are the secret words of {corpus.listed([link.name for link in (*world.examples, asked)])}, "
+            "and what is the secret number of each of these words?"
         )
 
         def build(units: int) -> Sample:
@@ -107,7 +113,7 @@ class Chain(SizedTask):
                 question=question,
                 answers=(asked.number,),
                 max_new_tokens=budget,
-                answer_prefix="".join(f"{link.first} {link.second}\n" for link in world.examples) + begun,
+                answer_prefix="".join(f"{link.both}\n" for link in world.examples) + begun,
                 stop=("\n",),
                 meta={"steps": self.steps, **depths},
             )

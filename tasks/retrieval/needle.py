@@ -122,9 +122,11 @@ class Needle(SizedTask):
     def _question(self, keys: list[str]) -> tuple[str, str]:
         """The question about ``keys``, and the words that begin its answer."""
         noun = NOUNS[self.value_kind]
+        if len(keys) > 1:  # a list that has begun makes small models go on to the last key
+            question = f"What are the secret {noun}s of {corpus.listed(keys)}? Answer with a list."
+            return question, f"The secret {noun}s are:\n\n- {keys[0]}:"
         thing, verb = (f"secret {noun}", "is") if self.values == 1 else (f"{self.values} secret {noun}s", "are")
-        form = "" if len(keys) == 1 else " Give one sentence for each."
-        return f"What {verb} the {thing} of {corpus.listed(keys)}?{form}", f"The {thing} of {keys[0]} {verb}"
+        return f"What {verb} the {thing} of {keys[0]}?", f"The {thing} of {keys[0]} {verb}"
 
     @property
     def _joiner(self) -> str:

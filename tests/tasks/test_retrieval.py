@@ -29,7 +29,8 @@ def test_all_needles_are_there_and_only_the_asked_are_answers(
     assert len(needles) == keys * values if haystack != "needle" else len(needles) > keys * values
     assert len(sample.answers) == queries * values
     assert len(asked) == queries
-    assert all(key in sample.question and key in sample.answer_prefix for key in asked)
+    assert all(key in sample.question for key in asked)
+    assert any(key in sample.answer_prefix for key in asked)
 
 
 @pytest.mark.parametrize("kind", ["words", "numbers", "uuids"])
