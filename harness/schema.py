@@ -6,6 +6,9 @@ constructors that their ``_target_`` names.
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +75,14 @@ def register() -> None:
     store.store(name="base_run", node=RunSchema)
     store.store(name="base_report", node=ReportSchema)
     store.store(name="base_doctor", node=DoctorSchema)
+    OmegaConf.register_new_resolver("scratch", _scratch, use_cache=True, replace=True)
+
+
+def _scratch() -> str:
+    """A folder for what Hydra writes before anything is checked; gone when the process ends."""
+    folder = tempfile.mkdtemp(prefix="kvgate-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def plain(config: DictConfig) -> Mapping[str, Any]:

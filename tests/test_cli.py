@@ -57,7 +57,7 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED.keys())
 def test_bad_input_is_refused_with_field_rule_and_value(kvgate: Kvgate, words: tuple[list[str], str]) -> None:
     overrides, *expected = words
-    said = kvgate.run(*overrides)
+    said = kvgate.run("-m", *overrides)
     assert said.code == 2, said
     for word in expected:
         assert word in said.err, said.err
