@@ -81,7 +81,7 @@ class PromptLayer(NamedTuple):
     values: Tensor  # [H, n, d]
     window_queries: Tensor | None  # [H * G, w, d]: the last w prompt queries, if any policy asked for them
     scaling: float  # softmax(scaling * q @ k)
-    index: int
+    layer: int
     seed: int  # of (run seed, sample id): the only source of chance
 
 
@@ -266,4 +266,4 @@ class Stack:
 
 def generator(prompt: PromptLayer) -> torch.Generator:
     """Seeded chance for a policy that draws: equal for equal (run seed, sample, layer), whatever else runs."""
-    return torch.Generator().manual_seed((prompt.seed * 1_000_003 + prompt.index) % 2**63)
+    return torch.Generator().manual_seed((prompt.seed * 1_000_003 + prompt.layer) % 2**63)

@@ -42,7 +42,7 @@ def prefill(model: PreTrainedModel, token_ids: list[int], *, query_window: int, 
             values=layer.values[0],
             window_queries=observer.queries.get(index),
             scaling=observer.scaling[index],
-            index=index,
+            layer=index,
             seed=seed,
         )
         for index, layer in enumerate(cache.layers)
