@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,9 @@ def _refusals() -> Iterator[None]:
         problems.extend(getattr(error, "problems", [str(error)]))
     except OSError as error:
         problems.append(f"{error.filename or 'a file'}: {error.strerror or error}")
+    except Exception as error:
+        traceback.print_exc()
+        problems.append(f"failed unexpectedly, {type(error).__name__}: {error}; finished samples are kept")
 
 
 def run_jobs(composed: Sequence[tuple[DictConfig, Sequence[str]]]) -> None:

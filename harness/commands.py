@@ -13,7 +13,7 @@ from harness import manifest as manifests
 from harness import report as reports
 from harness.judge import judge, report_gate, results_of, strict_exit
 from harness.store import ResultStore, write_atomic
-from harness.types import BadInput, Gate
+from harness.types import BadInput, Gate, strangers
 
 
 def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
@@ -48,9 +48,8 @@ def report(config: Mapping[str, Any]) -> int:
         raise BadInput(f"format must be text or json, got {config['format']!r}")
     folder, manifest = manifests.load(config["run"], Path(config["results_dir"]))
     gate = report_gate(manifest["gate"], config["gate"])
-    labels = [group["label"] for group in manifest["groups"]]
-    if strangers := [name for name in gate.tasks if name not in labels]:
-        raise BadInput(*(f"gate.tasks must name tasks of this run ({', '.join(labels)}), got {s!r}" for s in strangers))
+    if wrong := strangers(gate, {group["label"]: group["fidelity"] for group in manifest["groups"]}):
+        raise BadInput(*wrong)
     verdict = _judge_and_write(ResultStore(results_of(folder)), folder, manifest, gate, rescore=config["rescore"])
     if config["format"] == "json":
         print(json.dumps(verdict, indent=1))

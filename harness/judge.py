@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -59,11 +60,13 @@ def judge(
     seeds = {group["seed"] for group in manifest["groups"]}
     groups = [_read(store, group, len(seeds) > 1, rescore, damaged) for group in manifest["groups"]]
     gating = gate.tasks or tuple(dict.fromkeys(g.planned["label"] for g in groups if not g.task.fidelity))
+    notes = _notes(manifest, gate, rescore)
     cells: list[tuple[CellVerdict, dict[str, Any]]] = []
     for group in groups:
         for cell in group.cells:
             if cell.planned["role"] == "candidate":
-                judged = judge_cell(_cell_input(store, group, cell), gate, gating)
+                look, held = _look(store, group, cell, gate, notes)
+                judged = judge_cell(_cell_input(group, cell, look), held, gating)
                 cells.append((judged, _cell_json(judged, group, cell)))
     strategies = _strategies([judged for judged, _ in cells], groups, gate)
     verdict = {
@@ -80,7 +83,7 @@ def judge(
         "python": manifest["engine"]["versions"]["python"],
         "strategies": strategies,
         "cells": [facts for _, facts in cells],
-        "notes": [*_notes(manifest, gate, rescore), *map(str, damaged)],
+        "notes": [*dict.fromkeys(notes), *map(str, damaged)],
     }
     return verdict, pd.DataFrame([row for group in groups for row in _rows(group)]), damaged
 
@@ -96,9 +99,8 @@ def _read(
     wanted = {sample.id: sample for sample in samples}
     cells = []
     for cell in planned["cells"]:
-        records, lines = store.cell(cell["address"]).read()
+        mine, lines = store.cell(cell["address"]).read({key: sample.hash for key, sample in wanted.items()})
         damaged += lines
-        mine = {key: r for key, r in records.items() if key in wanted and r.sample_hash == wanted[key].hash}
         if rescore:
             mine = {key: _rescored(task, wanted[key], record) for key, record in mine.items()}
         cells.append(CellRecords(cell, mine))
@@ -135,22 +137,49 @@ def _pairs(group: GroupRecords, baseline: CellRecords, other: CellRecords) -> tu
     return tuple(pairs)
 
 
-def _cell_input(store: ResultStore, group: GroupRecords, cell: CellRecords) -> CellInput:
+def _look(store: ResultStore, group: GroupRecords, cell: CellRecords, gate: Gate, notes: list[str]) -> tuple[int, Gate]:
+    """Which look at this pair of cells this is, and the gate that it is held to.
+
+    What was promised before the first look holds for all later ones: alpha and the number of looks cannot be renegotiated
+    with the samples on the table. Another margin may be asked, and is noted.
+    """
+    baseline, control = group.role("baseline"), group.role("control")
+    assert baseline is not None
+    done = set(baseline.records) & set(cell.records)
+    if group.task.fidelity or len(done) < len(group.samples):
+        return 1, gate
+    promise = {
+        "margin": gate.margin,
+        "margin_kind": gate.margin_kind,
+        "alpha": gate.alpha,
+        "looks": gate.looks,
+        "control": control.planned["address"] if control else None,
+    }
+    pair = digest([baseline.planned["address"], cell.planned["address"]], 24)
+    look, first = store.look(pair, group.planned["samples_set"], promise)
+    where = f"{cell.planned['strategy']} on {group.planned['label']}"
+    for key in ("alpha", "looks"):
+        if first[key] != promise[key]:
+            notes.append(
+                f"{where}: gate.{key} stays {first[key]} as promised before the first look, not {promise[key]}"
+            )
+    for key in ("margin", "margin_kind", "control"):
+        if first[key] != promise[key]:
+            notes.append(f"{where}: gate.{key} differs from the first look's: {first[key]} then, {promise[key]} now")
+    return look, replace(gate, alpha=first["alpha"], looks=first["looks"])
+
+
+def _cell_input(group: GroupRecords, cell: CellRecords, look: int) -> CellInput:
     baseline, noise, control = group.role("baseline"), group.role("noise"), group.role("control")
     assert baseline is not None
     pairs = _pairs(group, baseline, cell)
-    complete = not any(State.NOT_RUN in (pair.baseline_state, pair.candidate_state) for pair in pairs)
-    look = 1
-    if complete and not group.task.fidelity:
-        pair_key = digest([baseline.planned["address"], cell.planned["address"]], 24)
-        look = store.look(pair_key, group.planned["samples_set"], len(pairs))
     return CellInput(
         strategy=cell.planned["strategy"],
         task=group.planned["label"],
         mode=group.mode,
         pairs=pairs,
-        noise=_pairs(group, baseline, noise) if noise else (),
-        control=_pairs(group, baseline, control) if control else (),
+        noise=_agreeing(_pairs(group, baseline, noise)) if noise else (),
+        control=_agreeing(_pairs(group, baseline, control)) if control else (),
         planned_n=group.planned["n"],
         look=look,
         chance=group.task.chance,
@@ -158,6 +187,11 @@ def _cell_input(store: ResultStore, group: GroupRecords, cell: CellRecords) -> C
         fidelity=group.task.fidelity,
         fidelity_measures=_fidelity(cell),
     )
+
+
+def _agreeing(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Reference pairs whose two sides saw the same prompt; others say nothing about noise or harm."""
+    return tuple(pair for pair in pairs if pair.prompts_agree)
 
 
 def _fidelity(cell: CellRecords) -> dict[str, float]:
@@ -193,8 +227,8 @@ def _memory(cell: CellRecords) -> dict[str, float | int] | None:
     return {
         "formula_bytes_per_token": sum(m.formula_bytes for m in memory) / tokens,
         "stored_bytes_per_token": sum(m.stored_bytes for m in memory) / tokens,
-        "deploy_bytes_per_token": sum(m.deploy_bytes for m in memory) / tokens,
-        "deploy_full_bytes_per_token": sum(m.deploy_full_bytes for m in memory) / tokens,
+        "deploy_bytes_per_token": cell.planned["deploy_bytes_per_token"],
+        "deploy_full_bytes_per_token": cell.planned["deploy_full_bytes_per_token"],
         "working_bytes_per_token": sum(m.working_bytes for m in memory) / tokens,
         "peak_bytes": max(m.peak_bytes for m in memory),
         "kept_fraction": sum(m.kept_fraction * m.prompt_tokens for m in memory) / tokens,
@@ -234,7 +268,7 @@ def _strategies(cells: Sequence[CellVerdict], groups: Sequence[GroupRecords], ga
     certified = judge_ladders(rungs, gate.alpha / gate.looks)
     rung_of = {
         name: {
-            "policy": key,
+            "policy": re.sub(r" keep(_tokens)?=\S+", "", planned[name]["describe"]),
             "keep": keep,
             "certified": certified[key] is not None and keep >= certified[key],  # type: ignore[operator]
             "smallest_certified": certified[key],
@@ -255,9 +289,8 @@ def _strategies(cells: Sequence[CellVerdict], groups: Sequence[GroupRecords], ga
 
 
 def _ladders(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[float, str]]]:
-    """Strategies that differ in their budget alone, from mild to harsh, by the name of their policy."""
+    """Strategies that differ in their budget alone, from mild to harsh, by what they share."""
     alike: dict[str, list[tuple[float, str]]] = {}
-    titles: dict[str, str] = {}
     for name, cell in planned.items():
         evict = cell["stack"].get("evict")
         if not evict:
@@ -267,9 +300,7 @@ def _ladders(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[f
         kind = "keep" if budgets["keep"] is not None else "keep_tokens"
         key = canonical([{**cell["stack"], "evict": {**evict, "options": options}}, kind])
         alike.setdefault(key, []).append((float(budgets[kind]), name))
-        others = "".join(f" + {slot}" for slot in cell["stack"] if slot != "evict")
-        titles[key] = f"evict/{evict['name']}{others} ({kind})"
-    return {titles[key]: sorted(rows, reverse=True) for key, rows in alike.items() if len(rows) > 1}
+    return {key: sorted(rows, reverse=True) for key, rows in alike.items() if len(rows) > 1}
 
 
 def _notes(manifest: Mapping[str, Any], gate: Gate, rescore: bool) -> list[str]:
@@ -332,11 +363,11 @@ def report_gate(promised: Mapping[str, Any], changes: Mapping[str, Any]) -> Gate
 
 
 def strict_exit(verdict: Mapping[str, Any]) -> int:
-    """0 all GO, 1 some NO-GO, 3 some INCONCLUSIVE or VOID; NO-GO weighs more."""
+    """0 all GO, 1 some NO-GO, else 3: something was not shown, or nothing was judged. NO-GO weighs more."""
     decisions = {Decision(strategy["decision"]) for strategy in verdict["strategies"]}
     if Decision.NO_GO in decisions:
         return 1
-    return 3 if decisions & {Decision.INCONCLUSIVE, Decision.VOID} else 0
+    return 0 if decisions == {Decision.GO} else 3
 
 
 def results_of(folder: Path) -> Path:

@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
+from pydantic import TypeAdapter, ValidationError
 
 from harness.types import BadInput
 
 
-def make(config: Mapping[str, Any], field: str) -> Any:
-    """Build the object that ``config`` describes. Raises BadInput naming ``field`` and the constructor's complaint."""
+def make(config: Any, field: str) -> Any:
+    """Build the object that ``config`` describes.
+
+    Where the class is a dataclass its fields' types are checked first, all of them. Raises BadInput naming the field, the rule
+    and the value, or ``field`` and the constructor's complaint.
+    """
+    if not isinstance(config, Mapping):
+        raise BadInput(
+            f"{field} must be a node with _target_, got {config!r}; an option of a group is chosen with a slash"
+        )
     if "_target_" not in config:
         raise BadInput(f"{field} must name a class in _target_, got {dict(config)}")
     try:
-        return instantiate(dict(config), _convert_="all")
+        return instantiate({**config, **_checked(config, field)}, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__ or error
         reason = str(cause).strip().splitlines()[0]
         raise BadInput(f"{field}: {config['_target_']} cannot be built: {reason}") from error
+
+
+def _checked(config: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """The options of a dataclass as its fields' types want them (a YAML list as a tuple, say)."""
+    try:
+        target = get_class(config["_target_"])
+    except Exception:  # not a class, or none that can be found: instantiating it will tell
+        return {}
+    if not dataclasses.is_dataclass(target):
+        return {}
+    hints = get_type_hints(target)
+    checked, problems = {}, []
+    for option in (f.name for f in dataclasses.fields(target) if f.init and f.name in config):
+        try:
+            checked[option] = TypeAdapter(hints[option]).validate_python(config[option])
+        except ValidationError as error:
+            problems += [f"{field}.{option}: {one['msg'].lower()}, got {config[option]!r}" for one in error.errors()]
+    if problems:
+        raise BadInput(*dict.fromkeys(problems))
+    return checked

@@ -16,6 +16,7 @@ from harness.types import BadInput
 
 if TYPE_CHECKING:
     from harness.plan import Group, Plan  # a report reads manifests without what planning needs
+    from strategies.base import Stack
 
 SCHEMA = "kvgate.run/1"
 
@@ -45,11 +46,18 @@ def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         "gate": asdict(plan.gate),
         "kvgate": provenance.versions()["kvgate"],
         "git": provenance.git_commit(),
-        "groups": [_group(group) for group in plan.groups],
+        "groups": [_group(plan, group) for group in plan.groups],
     }
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _group(plan: Plan, group: Group) -> dict[str, Any]:
+    deploy, tokens = plan.facts.shape.at(plan.facts.deploy_bytes), sum(group.tokens)
+
+    def deploy_bytes(stack: Stack) -> float:
+        """Predicted bytes a prompt token at the deployment dtype, over all samples."""
+        return sum(stack.formula_bytes(n, deploy) for n in group.tokens) / tokens
+
+    full = next(cell.stack for cell in group.cells if cell.role == "baseline")
     return {
         "label": group.label,
         "task": dict(group.task_config),
@@ -68,6 +76,8 @@ def _group(group: Group) -> dict[str, Any]:
                 "strategy": cell.strategy,
                 "describe": cell.stack.describe(),
                 "stack": dict(cell.stack.spec()),
+                "deploy_bytes_per_token": deploy_bytes(cell.stack),
+                "deploy_full_bytes_per_token": deploy_bytes(full),
             }
             for cell in group.cells
         ],

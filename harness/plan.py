@@ -16,7 +16,7 @@ from harness.engines.base import Engine, ModelFacts
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
-from harness.types import BadInput, Gate, Sample, State, Unsupported, canonical, digest
+from harness.types import BadInput, Gate, Sample, State, Unsupported, canonical, digest, strangers
 from strategies.base import Stack
 from tasks.base import Task
 
@@ -49,6 +49,7 @@ class Group:
     samples: list[Sample]
     samples_file: Path
     samples_set: str
+    tokens: tuple[int, ...]  # of each sample, in the cache when it is compressed
     cells: tuple[PlannedCell, ...]
 
     @property
@@ -78,12 +79,11 @@ class Plan:
         wanted = {sample.id: sample.hash for sample in group.samples}
         missing = {}
         for cell in group.cells:
-            records, _ = self.store.cell(cell.address).read()
+            records, _ = self.store.cell(cell.address).read(wanted)
             done = {
                 key
                 for key, record in records.items()
-                if record.sample_hash == wanted.get(key)
-                and not (record.state is State.FAILED and record.fault == "infrastructure")
+                if not (record.state is State.FAILED and record.fault == "infrastructure")
             }
             missing[cell.address] = set(wanted) - done
         return missing
@@ -163,6 +163,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
         engine = make(first["engine"], "engine")
         for stack in stacks.values():
             problems += _refusals(engine, stack)
+        problems += _refusals(engine, control, "gate.control") if control else []
         facts = engine.describe(first["model"])
     except BadInput as error:
         problems += error.problems
@@ -174,7 +175,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
         problems += [p.replace("strategy.", "gate.control.") for p in control.problems(facts.shape)] if control else []
         for task in tasks.values():
             problems += task.problems(facts.tokenizer)
-    problems += [f"gate.tasks must name tasks of this run, got {name!r}" for name in _strangers(gate, tasks, jobs)]
+    problems += strangers(gate, {label: tasks[key].fidelity for key, label in _labels(tasks).items()})
     if problems or engine is None or facts is None or control is None:
         raise BadInput(*dict.fromkeys(problems))
     plan = Plan(
@@ -187,7 +188,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
         gate=gate,
         groups=_groups(jobs, store, engine, facts, stacks, control, tasks),
     )
-    if idle := [problem for group in plan.groups for problem in _idle(group, facts)]:
+    if idle := [problem for group in plan.groups for problem in _idle(group)]:
         raise BadInput(*dict.fromkeys(idle))
     return plan
 
@@ -208,7 +209,7 @@ def _numbers(config: Mapping[str, Any]) -> list[str]:
         problems.append(f"seed must be 0 or more, got {config['seed']}")
     if config["compress"] not in ("prompt", "context"):
         problems.append(f"compress must be prompt or context, got {config['compress']!r}")
-    if not str(config["name"]).strip() or set(str(config["name"])) & set("/\\"):
+    if str(config["name"]).strip() in ("", ".", "..") or set(str(config["name"])) & set("/\\"):
         problems.append(f"name must be a plain folder name, got {config['name']!r}")
     return problems
 
@@ -260,10 +261,10 @@ def _tasks(jobs: Sequence[Job]) -> tuple[dict[str, Task], list[str]]:
     return tasks, problems
 
 
-def _refusals(engine: Engine, stack: Stack) -> list[str]:
+def _refusals(engine: Engine, stack: Stack, field: str = "strategy") -> list[str]:
     answers = [(layer, engine.supports(layer)) for layer in stack.layers()]
     return [
-        f"strategy.{layer.slot}: engine {engine.name} refuses {layer.slot}/{layer.name}: {answer.why}"
+        f"{field}.{layer.slot}: engine {engine.name} refuses {layer.slot}/{layer.name}: {answer.why}"
         for layer, answer in answers
         if not answer.yes
     ]
@@ -278,11 +279,6 @@ def _labels(tasks: Mapping[str, Task]) -> dict[str, str]:
         seen[task.name] += 1
         labels[key] = task.name if names[task.name] == 1 else f"{task.name}#{seen[task.name]}"
     return labels
-
-
-def _strangers(gate: Gate, tasks: Mapping[str, Task], jobs: Sequence[Job]) -> list[str]:
-    labels = _labels(tasks).values()
-    return [name for name in gate.tasks if name not in labels] if tasks else []
 
 
 def _groups(
@@ -335,6 +331,7 @@ def _groups(
                 samples=samples,
                 samples_file=file,
                 samples_set=sample_files.set_hash(samples),
+                tokens=tuple(facts.tokenizer.compressed_tokens(sample, compress) for sample in samples),
                 cells=tuple(cells),
             )
         )
@@ -343,7 +340,8 @@ def _groups(
 
 def _samples(store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: int) -> tuple[Path, list[Sample]]:
     """The task's samples, from their file if they were made before."""
-    key = digest({"task": task.spec(), "tokenizer": facts.identity["tokenizer"], "n": n, "seed": seed}, 24)
+    prompts = [facts.identity[key] for key in ("tokenizer", "chat_template")]
+    key = digest({"task": task.spec(), "prompts": prompts, "n": n, "seed": seed}, 24)
     file = store.samples_file(key)
     if not file.exists():
         try:
@@ -353,12 +351,13 @@ def _samples(store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: in
     return file, sample_files.load(file)
 
 
-def _idle(group: Group, facts: ModelFacts) -> list[str]:
+def _idle(group: Group) -> list[str]:
     """Budgets that no prompt of the group exceeds: such a run would test nothing."""
-    longest = max(facts.tokenizer.compressed_tokens(sample, group.compress) for sample in group.samples)
+    longest = max(group.tokens)
     return [
-        f"strategy.evict: {cell.strategy} keeps {cell.stack.evict.budget(longest)} tokens, which must be below the "
-        f"longest {group.compress} of task {group.label}, {longest} tokens"
+        f"{'gate.control' if cell.role == 'control' else 'strategy'}.evict: {cell.strategy} keeps "
+        f"{cell.stack.evict.budget(longest)} tokens, which must be below the longest {group.compress} of task "
+        f"{group.label}, {longest} tokens"
         for cell in group.cells
         if cell.stack.evict and cell.stack.evict.budget(longest) >= longest
     ]

@@ -50,7 +50,6 @@ class ReportGateSchema:
 
     margin: float | None = None
     margin_kind: str | None = None
-    alpha: float | None = None
     tasks: list[str] | None = None
     strict: bool | None = None
 

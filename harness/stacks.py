@@ -10,8 +10,10 @@ from harness.types import BadInput
 from strategies.base import SLOTS, Layer, Stack
 
 
-def make_stack(name: str, config: Mapping[str, Any]) -> Stack:
+def make_stack(name: str, config: Any) -> Stack:
     """Build a strategy from its slots; an absent or empty slot holds no layer."""
+    if not isinstance(config, Mapping):
+        raise BadInput(f"strategy. must be a node of slots ({', '.join(SLOTS)}), got {config!r}")
     layers: dict[str, Layer] = {}
     problems = []
     for slot, layer in config.items():

@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -30,6 +31,7 @@ from typing import Any, NamedTuple
 
 from harness.types import BadInput, Record, State, canonical, digest
 
+READ_TRIES = 20  # reads of a cell while others merge its parts
 MERGE_ABOVE = 1  # parts of a finished cell are merged into one file when there are more than this
 
 
@@ -66,7 +68,11 @@ def _parse(line: str) -> Record:
     return Record.from_json(body)
 
 
-_RANK = {State.SCORED: 0, State.TRUNCATED: 1, State.FAILED: 2, State.NOT_RUN: 3}
+def _rank(record: Record) -> int:
+    """Of several records of one sample the lowest is believed: an answer, then the model's failure, then ours."""
+    if record.state is State.FAILED:
+        return 3 if record.fault == "infrastructure" else 2
+    return {State.SCORED: 0, State.TRUNCATED: 1}.get(record.state, 4)
 
 
 class Cell:
@@ -76,21 +82,39 @@ class Cell:
         self.folder = folder
         self.address = folder.name
 
-    def read(self) -> tuple[dict[str, Record], list[Damage]]:
-        """Records by sample id, and what was damaged. Of several for one sample the best state wins, then the first file.
+    def read(self, hashes: Mapping[str, str] | None = None) -> tuple[dict[str, Record], list[Damage]]:
+        """Records by sample id, and what was damaged.
 
-        Infrastructure failures are not kept as answers: such a sample counts as not run and may be run again.
+        Args:
+            hashes: The samples wanted, id to hash. Records of other samples, or of a sample that has since changed under its
+                id, are left out. None gives all; of a changed sample any.
         """
-        while True:
-            try:
-                return self._read()
-            except FileNotFoundError:  # another writer merged the parts while we read them: look again
-                continue
+        records, damaged = self._read()
+        wanted = {
+            sample: record
+            for (sample, sample_hash), record in records.items()
+            if hashes is None or hashes.get(sample) == sample_hash
+        }
+        return wanted, damaged
 
-    def _read(self) -> tuple[dict[str, Record], list[Damage]]:
-        records: dict[str, Record] = {}
+    def _read(self) -> tuple[dict[tuple[str, str], Record], list[Damage]]:
+        """The best record of every (sample id, sample hash). Read again if another writer merged parts meanwhile."""
+        found: tuple[dict[tuple[str, str], Record], list[Damage]] = ({}, [])
+        for _ in range(READ_TRIES):
+            before = sorted(self.folder.glob("part-*.jsonl"))
+            try:
+                found = self._read_files(before)
+            except FileNotFoundError:
+                continue
+            after = set(self.folder.glob("part-*.jsonl"))
+            if after.issuperset(before) and (before or not after):
+                break
+        return found
+
+    def _read_files(self, files: list[Path]) -> tuple[dict[tuple[str, str], Record], list[Damage]]:
+        records: dict[tuple[str, str], Record] = {}
         damaged = []
-        for file in sorted(self.folder.glob("part-*.jsonl")):
+        for file in files:
             # a damaged byte may not even be text; it must cost one line, not the file
             lines = file.read_bytes().decode("utf-8", errors="replace").splitlines()
             for number, line in enumerate(lines, start=1):
@@ -99,22 +123,22 @@ class Cell:
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     damaged.append(Damage(file, number, f"{type(error).__name__}: {error}"))
                     continue
-                known = records.get(record.sample_id)
-                if known is None or _RANK[record.state] < _RANK[known.state]:
-                    records[record.sample_id] = record
+                key = (record.sample_id, record.sample_hash)
+                if key not in records or _rank(record) < _rank(records[key]):
+                    records[key] = record
         return records, damaged
 
     def repair(self) -> list[Damage]:
         """Move every part with a damaged line aside, keeping its whole lines. Returns what was damaged."""
-        _, damaged = self.read()
+        _, damaged = self._read()
         for file in sorted({damage.file for damage in damaged}):
             bad = {damage.line for damage in damaged if damage.file == file}
             lines = file.read_bytes().decode("utf-8", errors="replace").splitlines()
             whole = [line for number, line in enumerate(lines, start=1) if number not in bad]
-            if whole:
-                self._write_part(whole)
             (self.folder / "damaged").mkdir(exist_ok=True)
-            os.replace(file, self.folder / "damaged" / file.name)
+            shutil.copy2(file, self.folder / "damaged" / file.name)
+            if not whole or self._write_part(whole) != file:  # a name is the hash of whole lines: it may be the same
+                file.unlink(missing_ok=True)
         if damaged:
             for mark in self.folder.glob("finished-*"):
                 mark.unlink(missing_ok=True)
@@ -138,7 +162,7 @@ class Cell:
         """
         parts = sorted(self.folder.glob("part-*.jsonl"))
         if len(parts) > MERGE_ABOVE:
-            records, damaged = self.read()
+            records, damaged = self._read()
             if not damaged:
                 merged = self._write_part([_line(records[key]) for key in sorted(records)])
                 for part in parts:
@@ -193,14 +217,27 @@ class ResultStore:
     def run(self, name: str) -> Path:
         return self.root / "runs" / name
 
-    def look(self, pair: str, samples: str, n: int) -> int:
-        """Count this test of a pair of cells on a set of samples; which look it is, from 1.
+    def look(self, pair: str, samples: str, promise: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Count this test of a pair of cells on a set of samples.
 
-        Testing the same samples again is the same look. Looks are never forgotten.
+        Testing the same samples again is the same look. Looks are never forgotten, nor what was promised before the first.
+
+        Args:
+            pair: Which two cells are compared.
+            samples: Hash of the set of samples.
+            promise: The gate as it stands now.
+
+        Returns:
+            Which look this is, from 1, and the promise that the first look was made under.
         """
         folder = self.root / "looks" / pair
         mark = folder / f"{samples}.json"
         if not mark.exists():
-            write_atomic(mark, canonical({"n": n, "time_ns": time.time_ns()}))
-        order = sorted((json.loads(path.read_text())["time_ns"], path.stem) for path in folder.glob("*.json"))
-        return 1 + [stem for _, stem in order].index(samples)
+            write_atomic(mark, canonical({"promise": promise, "time_ns": time.time_ns()}))
+        looks = sorted(
+            (facts["time_ns"], path.stem, facts["promise"])
+            for path in folder.glob("*.json")
+            for facts in (json.loads(path.read_text(encoding="utf-8")),)
+        )
+        stems = [stem for _, stem, _ in looks]
+        return 1 + stems.index(samples), looks[0][2]

@@ -113,8 +113,6 @@ class Memory:
     stored_bytes: int  # held by the store after the prompt
     stored_bytes_end: int  # held by the store after the last decoded token
     formula_bytes: int  # predicted for the same moment as stored_bytes, same element sizes
-    deploy_bytes: int  # the formula at the deployment dtype
-    deploy_full_bytes: int  # the full cache at the deployment dtype; ratios are quoted against this
     working_bytes: int  # dense copy that this engine computes on; scratch, not storage
     peak_bytes: int  # allocator peak (GPU) or process peak (CPU) of the joint decode that this sample was part of
     kept_fraction: float  # tokens kept / prompt tokens, over all layers and heads
@@ -190,6 +188,18 @@ class Gate:
         if not 0.5 <= self.power < 1:
             found.append(f"gate.power must be in [0.5, 1), got {self.power}")
         return found
+
+
+def strangers(gate: Gate, fidelity: Mapping[str, bool]) -> list[str]:
+    """What is wrong with ``gate.tasks``, given the run's tasks and which of them only measure fidelity."""
+    names = ", ".join(fidelity)
+    return [
+        f"gate.tasks must name tasks of this run ({names}), got {name!r}"
+        if name not in fidelity
+        else f"gate.tasks must name tasks that can be judged; {name!r} measures fidelity, which never grants GO"
+        for name in gate.tasks
+        if fidelity.get(name, True)
+    ]
 
 
 @dataclass(frozen=True)

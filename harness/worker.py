@@ -91,7 +91,11 @@ def judged(task: Task, sample: Sample, answer: Answer) -> Record:
     }
     if answer.response is None:
         return Record(**common, state=State.FAILED, error=answer.error, fault=answer.fault)
-    score = task.score(sample, answer.response)
+    try:
+        score = task.score(sample, answer.response)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput(f"task {task.name}: its scorer failed on the answer to sample {sample.id}: {reason}") from error
     return Record(**common, state=score.state, score=score.value, answer=score.answer)
 
 

@@ -55,7 +55,14 @@ class Layer(ABC):
 
     def spec(self) -> dict[str, Any]:
         """The neutral description that engines translate and that cell addresses are made of."""
-        return {"slot": self.slot, "name": self.name, "version": self.version, "options": asdict(self)}
+        where = f"{type(self).__module__}.{type(self).__qualname__}"
+        return {
+            "slot": self.slot,
+            "name": self.name,
+            "class": where,
+            "version": self.version,
+            "options": asdict(self),
+        }
 
     def problems(self, shape: KVShape) -> list[str]:
         """Every rule that this layer's options break for a model of this shape: field, rule and value."""
@@ -249,17 +256,20 @@ class Stack:
             total += self.quant.layer_bytes(held, shape) if self.quant else shape.exact_bytes(held)
         return total
 
-    def acted(self, tokens: int) -> dict[str, tuple[bool, str]]:
+    def acted(self, tokens: int, shape: KVShape) -> dict[str, tuple[bool, str]]:
         """By layer: whether it acts on a prompt of ``tokens``, and the condition in words with its numbers.
 
-        For every layer here this depends on the prompt's length alone.
+        A layer acts if it does so in some attention layer of the model. Here this depends on the prompt's length alone.
         """
         verdicts = {}
-        held = self.kept(tokens)
         if self.evict:
+            held = self.kept(tokens) if None in shape.windows else tokens
             verdicts[f"evict/{self.evict.name}"] = (held < tokens, f"kept {held} of {tokens} prompt tokens a head")
         if self.quant:
-            packed = self.quant.quantized_tokens(held)
+            by_layer = {
+                held: self.quant.quantized_tokens(held) for held in (self.kept(tokens, w) for w in shape.windows)
+            }
+            held, packed = max(by_layer.items(), key=lambda pair: pair[1])
             verdicts[f"quant/{self.quant.name}"] = (packed > 0, f"quantized {packed} of {held} stored tokens")
         return verdicts
 

@@ -50,6 +50,23 @@ REFUSED = {
     "dtype": (["strategy=fp8", "model.dtype=int3"], "model.dtype must be", "int3"),
     "typed key": (["strategy=fp8", "gate.magin=0.1"], "magin"),
     "only the baseline": (["strategy=full"], "strategy must name", "full"),
+    "an option of a group with a dot": (
+        ["strategy=full", "strategy.quant=int8"],
+        "strategy.quant must be a node",
+        "slash",
+    ),
+    "keep that is no number": (
+        ["strategy=window", "strategy.evict.keep=abc"],
+        "strategy.evict.keep",
+        "number",
+        "'abc'",
+    ),
+    "half a token": (["strategy=snapkv", "strategy.evict.window=1.5"], "strategy.evict.window", "integer", "1.5"),
+    "half a chunk": (["strategy=fp8", "engine.prefill_chunk=1.5"], "engine.prefill_chunk", "1.5"),
+    "no control": (["strategy=fp8", "gate.control=null"], "gate.control", "None"),
+    "control that drops nothing": (["strategy=fp8", "gate.control.evict.keep=1.0"], "gate.control.evict", "below"),
+    "a name that leads elsewhere": (["strategy=fp8", "name=.."], "name must be", "'..'"),
+    "fidelity as a gate": (["strategy=fp8", "task=fidelity", "gate.tasks=[fidelity]"], "never grants GO"),
     "control": (["strategy=fp8", "gate.control.evict.keep=3"], "gate.control.evict.keep must be in (0, 1], got 3"),
 }
 
@@ -202,8 +219,52 @@ def test_report_rescores_stored_responses(kvgate: Kvgate, monkeypatch: pytest.Mo
     assert again["cells"][0]["score"] == 1.0 and any("scored again" in note for note in again["notes"])
 
 
+def test_ladders_of_one_policy_stand_beside_each_other(kvgate: Kvgate) -> None:
+    said = kvgate.run("-m", "strategy=snapkv_fp8,snapkv_kivi4", "strategy.evict.keep=0.5,0.25", "gate.margin=0.3")
+    assert said.code == 0, said.err
+    ladders = [
+        s["ladder"] for s in json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())["strategies"]
+    ]
+    assert len({ladder["policy"] for ladder in ladders}) == 2 and [x["keep"] for x in ladders] == [0.5, 0.25] * 2
+
+
+def test_the_promise_before_the_first_look_is_held(kvgate: Kvgate) -> None:
+    assert kvgate.run("strategy=fp8", "gate.looks=1").code == 0
+    assert kvgate.run("strategy=fp8", "gate.looks=5", "gate.margin=0.3", "n=4").code == 0
+    verdict = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())
+    (cell,) = verdict["cells"]
+    assert (cell["look"], cell["looks"], cell["alpha"]) == (2, 1, 0.05)
+    assert any("gate.looks stays 1" in note for note in verdict["notes"])
+    assert any("gate.margin differs from the first look's" in note for note in verdict["notes"])
+
+
+def test_a_scorer_that_fails_stops_the_run_in_one_sentence(
+    kvgate: Kvgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd.py").write_text(
+        "from dataclasses import dataclass\nfrom tasks.retrieval.needle import Needle\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Odd(Needle):\n"
+        "    def score(self, sample, response):\n        raise KeyError('gone')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    said = kvgate.run("strategy=fp8", "task._target_=odd.Odd")
+    assert said.code == 2 and "its scorer failed on the answer to sample" in said.err and "'gone'" in said.err
+
+
+def test_a_run_on_another_deployment_dtype_reuses_cells_and_quotes_other_ratios(kvgate: Kvgate) -> None:
+    shares = []
+    for dtype in ("bfloat16", "float32"):
+        assert kvgate.run("strategy=fp8", f"model.deploy_dtype={dtype}").code == 0
+        memory = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())["cells"][0]["memory"]
+        shares.append(memory["deploy_bytes_per_token"] / memory["deploy_full_bytes_per_token"])
+    assert shares == pytest.approx([(32 + 4) / 64, (32 + 4) / 128])
+    assert len(list(kvgate.results.glob("cells/*"))) == 4
+
+
 def test_strict_tells_the_decision_by_exit_code(kvgate: Kvgate) -> None:
     assert kvgate.run("strategy=fp8", "gate.strict=true").code == 3
+    assert kvgate.run("strategy=fp8", "task=fidelity", "gate.strict=true").code == 3  # nothing was judged
 
 
 def test_doctor_prints_the_legality_table(kvgate: Kvgate) -> None:

@@ -26,7 +26,7 @@ def record(sample: str = "s0", score: float | None = 1.0, state: State = State.S
         answer="42",
         response=Response("42 </script>", (1, 2), "stop", {"kl_mean": 0.5}),
         evidence=(Evidence("quant/fp8", True, "quantized 5 of 5", {"clipped_elements": 0.0}),),
-        memory=Memory(10, 1, 2, 3, 4, 5, 6, 7, 0.5),
+        memory=Memory(10, 1, 2, 3, 4, 5, 0.5),
         seconds=0.25,
     )
     return replace(whole, **changes)  # type: ignore[arg-type]
@@ -45,6 +45,35 @@ def test_a_record_comes_back_as_it_went_in(cell: Cell) -> None:
         "s1": record("s1", None, State.FAILED, response=None, memory=None, error="x", fault="model"),
     }
     assert damaged == []
+
+
+def test_a_model_s_failure_outranks_one_of_the_infrastructure(cell: Cell) -> None:
+    for i in range(20):  # whatever the names of the files
+        ours = record(f"s{i}", None, State.FAILED, response=None, error="out of memory", fault="infrastructure")
+        theirs = record(f"s{i}", None, State.FAILED, response=None, error="not finite", fault="model")
+        cell.append([ours])
+        cell.append([theirs])
+        assert cell.read()[0][f"s{i}"].fault == "model"
+
+
+def test_a_sample_that_changed_under_its_id_does_not_hide_the_new_one(cell: Cell) -> None:
+    for i in range(20):
+        cell.append([record(f"s{i}", sample_hash="old")])
+        cell.append([record(f"s{i}", sample_hash="new", score=0.0)])
+    for _ in range(2):
+        assert {r.score for r in cell.read(dict.fromkeys((f"s{i}" for i in range(20)), "new"))[0].values()} == {0.0}
+        assert len(cell.read(dict.fromkeys((f"s{i}" for i in range(20)), "old"))[0]) == 20
+        cell.finish("set")
+    assert cell.read({"s0": "other"})[0] == {}
+
+
+def test_damage_behind_whole_lines_costs_none_of_them(cell: Cell) -> None:
+    cell.append([record("s0"), record("s1")])
+    part = next(cell.folder.glob("part-*"))
+    part.write_bytes(part.read_bytes() + b"garbage\n")
+    assert len(cell.repair()) == 1
+    assert sorted(cell.read()[0]) == ["s0", "s1"] and cell.read()[1] == []
+    assert b"garbage" in (cell.folder / "damaged" / part.name).read_bytes()
 
 
 def test_an_empty_cell_reads_as_empty(cell: Cell) -> None:
@@ -144,8 +173,15 @@ def test_the_address_depends_on_every_fact_and_on_nothing_else(tmp_path: Path) -
 
 def test_looks_are_counted_once_for_each_set_of_samples(tmp_path: Path) -> None:
     store = ResultStore(tmp_path)
-    assert [store.look("pair", s, 10) for s in ("a", "a", "b", "a", "c")] == [1, 1, 2, 1, 3]
-    assert store.look("other pair", "c", 10) == 1
+    assert [store.look("pair", s, {"looks": 2})[0] for s in ("a", "a", "b", "a", "c")] == [1, 1, 2, 1, 3]
+    assert store.look("other pair", "c", {"looks": 2})[0] == 1
+
+
+def test_what_was_promised_before_the_first_look_is_kept(tmp_path: Path) -> None:
+    store = ResultStore(tmp_path)
+    assert store.look("pair", "a", {"looks": 1}) == (1, {"looks": 1})
+    assert store.look("pair", "b", {"looks": 5}) == (2, {"looks": 1})
+    assert store.look("pair", "a", {"looks": 9}) == (1, {"looks": 1})
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

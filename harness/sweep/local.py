@@ -16,6 +16,7 @@ from harness.types import BadInput, Record, State
 
 # threads that spin while they wait slow each other down twentyfold where cores are shared with other work
 PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+PATIENCE = 6  # deaths without an answer between them after which the unit is given up
 TRIES = 2  # a sample on which the worker dies this often is recorded as failed and passed over
 
 
@@ -44,6 +45,7 @@ class _Watch:
         self.unit, self.plan, self.bar = unit, plan, bar
         self.groups = {group.id: group for group in plan.groups}
         self.deaths: Counter[tuple[str, str]] = Counter()  # by (group, sample)
+        self.in_a_row = 0  # deaths since the last answer
         self.opened = False
         self.current: tuple[str, str, list[str]] | None = None  # group, sample and cells in work
 
@@ -56,9 +58,12 @@ class _Watch:
                 raise BadInput("engine: the worker died before its first sample; its last words are above")
             group, sample, cells = self.current or ("", "", [])
             self.deaths[group, sample] += 1
-            if self.deaths[group, sample] >= TRIES:
-                if not sample:
-                    raise BadInput(f"engine: the worker died {TRIES} times between samples; its last words are above")
+            self.in_a_row += 1
+            if self.in_a_row == PATIENCE or (not sample and self.deaths[group, sample] == TRIES):
+                raise BadInput(
+                    f"engine: the worker died {self.in_a_row} times without an answer; its last words are above"
+                )
+            if self.deaths[group, sample] == TRIES:
                 self._give_up(self.groups[group], sample, cells)
 
     def _list_missing(self) -> None:
@@ -99,7 +104,7 @@ class _Watch:
         elif kind == "sample":
             self.current = (event["group"], event["sample"], event["cells"])
         elif kind == "answered":
-            self.current = None
+            self.current, self.in_a_row = None, 0
             self.bar.update()
         elif kind == "group":
             self._print_cells(self.groups[event["group"]])

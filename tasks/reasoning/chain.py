@@ -75,12 +75,16 @@ class Chain(SizedTask):
         examples: Further names of the same text, worked out in front of the answer.
     """
 
-    chance: ClassVar[float] = 1 / 3  # of the default three numbers; 1 / numbers with others
     steps: ClassVar[int] = 2
 
     names: int = 2
     numbers: int = 3
     examples: int = 1
+
+    @property
+    def chance(self) -> float:  # type: ignore[override]
+        """Of a model that lost the first fact and guesses among the numbers."""
+        return 1 / self.numbers
 
     def draft(self, tokenizer: Tokenizer, seed: int, index: int) -> Draft:
         return self.draft_without(None, tokenizer, seed, index)

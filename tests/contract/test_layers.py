@@ -127,13 +127,13 @@ def test_a_stack_predicts_its_bytes_and_says_when_it_acts(stack: Stack) -> None:
     for tokens in (1, 10, 500):
         bytes_held = stack.formula_bytes(tokens, facts)
         assert bytes_held > 0
-        acted = stack.acted(tokens)
+        acted = stack.acted(tokens, facts)
         assert len(acted) == len(stack.layers())
         if tokens == 500:
             assert all(yes for yes, _ in acted.values())
             if stack.layers():
                 assert bytes_held < Stack("full").formula_bytes(tokens, facts)
-    assert not any(yes for layer, (yes, _) in stack.acted(1).items() if layer.startswith("evict"))
+    assert not any(yes for layer, (yes, _) in stack.acted(1, facts).items() if layer.startswith("evict"))
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
@@ -150,5 +150,15 @@ def test_sliding_layers_hold_their_window_and_are_not_evicted() -> None:
     mixed = KVShape(layers=2, kv_heads=1, query_heads=1, head_dim=8, element_bytes=2, window=(None, 16))
     stack = Stack("s", evict=EVICTIONS["keydiff"])
     assert stack.formula_bytes(100, mixed) == mixed.exact_bytes(50) + mixed.exact_bytes(15)
+    assert stack.acted(100, mixed)["evict/keydiff"] == (True, "kept 50 of 100 prompt tokens a head")
     every = KVShape(layers=1, kv_heads=1, query_heads=1, head_dim=8, element_bytes=2, window=(16,))
     assert "sliding window" in stack.problems(every)[0]
+    packed = Stack("p", quant=FORMATS["kivi2"])  # nothing leaves the residual window of a layer that holds less
+    assert not packed.acted(500, every)["quant/kivi"][0]
+
+
+def test_two_classes_of_one_name_are_two_layers() -> None:
+    class Mine(type(FORMATS["fp8"])):  # type: ignore[misc]
+        pass
+
+    assert Mine().spec() != FORMATS["fp8"].spec()

@@ -115,7 +115,7 @@ def test_a_real_model_needs_both_facts(smollm2: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    tokenizer, task, n = ChatTokenizer(smollm2), chain(), 24
+    tokenizer, task, n = ChatTokenizer(smollm2), chain(), 20
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
 
     def accuracy(lost: Lost) -> float:
@@ -128,7 +128,6 @@ def test_a_real_model_needs_both_facts(smollm2: Path) -> None:
             right += task.score(sample, Response(text, (), "stop")).value or 0.0
         return right / n
 
-    whole = accuracy(None)
-    assert whole >= 0.6
-    assert accuracy("first") <= whole - 0.25  # what is left is a guess among the numbers
-    assert accuracy("second") <= 0.1
+    assert accuracy(None) >= 0.5  # measured: 0.65
+    assert accuracy("first") <= 0.2  # measured: 0.05
+    assert accuracy("second") <= 0.1  # measured: 0.00

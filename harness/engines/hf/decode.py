@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from harness.engines.base import Row
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.joint import JointCache
 from harness.engines.hf.tokenizer import PromptTokenizer
@@ -41,6 +42,7 @@ class RowState:
 class Reference:
     """The baseline's greedy path and its log-probabilities, which rows that follow are measured against."""
 
+    leader: Row
     tokens: list[int] = field(default_factory=list)
     log_probs: list[Tensor] = field(default_factory=list)  # [V] before each token; of decode steps only
 
@@ -94,18 +96,20 @@ def follow(
     tokenizer: PromptTokenizer,
     reference: Reference,
     *,
+    lead: bool,
     exact_start: bool,
 ) -> list[tuple[RowState, dict[str, float]]]:
     """Feed every row the baseline's greedy tokens and measure, step by step, how far its predictions are from it.
 
-    An empty ``reference`` is filled from row 0, the baseline; a filled one is followed. With ``exact_start`` the first
-    logits came from the exact prefill, which no strategy has touched: they are not measured.
+    With ``lead`` row 0 is the baseline and fills ``reference``; other batches follow it, and cannot if it is empty. With
+    ``exact_start`` the first logits came from the exact prefill, which no strategy has touched: they are not measured.
 
     Returns:
         By row its state and kl_mean, kl_p99, kl_max (nats), top1_agreement and nll_delta (nats a token, candidate minus
         baseline, on the baseline's tokens), over the measured steps.
     """
-    leading = not reference.tokens
+    if not lead and not reference.tokens:
+        raise RuntimeError("the baseline failed on this sample, so there is nothing to follow")
     kl: list[Tensor] = []
     agree: list[Tensor] = []
     nll: list[Tensor] = []
@@ -113,7 +117,7 @@ def follow(
     with attention(model, DECODE):
         while True:
             log_probs = logits.float().log_softmax(dim=-1)
-            if leading:
+            if lead:
                 reference.tokens.append(int(log_probs[0].argmax()))
                 reference.log_probs.append(log_probs[0].clone())
             token, expected = reference.tokens[step], reference.log_probs[step]
@@ -123,7 +127,7 @@ def follow(
                 agree.append((log_probs.argmax(dim=-1) == expected.argmax()).float())
                 nll.append(expected[token] - log_probs[:, token])
             step += 1
-            done = step == len(reference.tokens) if not leading else step == sample.max_new_tokens
+            done = step == len(reference.tokens) if not lead else step == sample.max_new_tokens
             if done or token in tokenizer.stop_ids:
                 break
             logits = feed(model, cache, torch.full((len(logits), 1), token, device=logits.device), position)

@@ -41,6 +41,8 @@ def locate(model: Mapping[str, Any]) -> Path:
         raise BadInput(f"model.path must be an existing folder or a hub id of the form owner/name, got {path}")
     if not (path or hub or wheel):
         raise BadInput("model.path must be an existing folder or a hub id of the form owner/name, got nothing")
+    if path:
+        hub = wheel = None  # what was asked for, or nothing
     converted = cache_folder() / "models" / str(model["name"])
     if wheel and (converted / "config.json").is_file():
         return converted
@@ -123,10 +125,10 @@ def weights_sha(folder: Path) -> str:
 
 def tokenizer_sha(folder: Path) -> str:
     """One hash over the files that decide how text becomes token ids."""
-    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt")
     total = hashlib.sha256()
-    for file in (folder / name for name in names if (folder / name).is_file()):
-        total.update(file.read_bytes())
+    for pattern in ("*token*.json", "tokenizer.model", "vocab.*", "merges.txt", "*.jinja"):
+        for file in sorted(folder.glob(pattern)):
+            total.update(file.name.encode() + file.read_bytes())
     return total.hexdigest()[:16]
 
 

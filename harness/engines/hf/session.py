@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import resource
 import sys
 import time
@@ -65,7 +66,7 @@ class HFSession(Session):
         except Exception as error:
             yield from (_failed(row, tokens, error, time.perf_counter() - start) for row in everyone)
             return
-        reference = Reference()
+        reference = Reference(leader=everyone[0])
         for rows in batches:
             yield from self._isolated(sample, tokens, prompt, rows, reference, start)
 
@@ -79,7 +80,7 @@ class HFSession(Session):
         start: float,
     ) -> Iterator[Answer]:
         """Answer the rows together; if that raises (out of memory, a broken layer), one by one, so others are spared."""
-        leading = not reference.tokens
+        leading = reference.leader in rows
         try:
             answers = list(self._batch(sample, tokens, prompt, rows, reference, start))
         except Exception as error:
@@ -111,7 +112,7 @@ class HFSession(Session):
         question = (tokens.context + tokens.rest)[prompt.tokens :]  # what the exact prefill has not seen
         cache = build(prompt, [row.stack for row in rows], len(question) + sample.max_new_tokens)
         stored = cache.stored_bytes(len(rows))
-        states = self._decode(sample, prompt, question, cache, len(rows), reference)
+        states = self._decode(sample, prompt, question, cache, rows, reference)
         peak, seconds = _peak_bytes(self.model), time.perf_counter() - start
         for row, size, (state, fidelity) in zip(rows, stored, states, strict=True):
             response = state.response(fidelity)
@@ -132,32 +133,38 @@ class HFSession(Session):
         prompt: Prefilled,
         question: list[int],
         cache: JointCache,
-        rows: int,
+        rows: Sequence[Row],
         reference: Reference,
     ) -> list[tuple[RowState, dict[str, float] | None]]:
-        logits, position = prompt.logits.expand(rows, -1), prompt.tokens
+        logits, position = prompt.logits.expand(len(rows), -1), prompt.tokens
         if question:
-            asked = torch.tensor([question] * rows, device=logits.device)
+            asked = torch.tensor([question] * len(rows), device=logits.device)
             with attention(self.model, DECODE):
                 logits = feed(self.model, cache, asked, position)
             position += len(question)
         if not sample.follow:
             return [(state, None) for state in decode(self.model, cache, logits, position, sample, self.tokenizer)]
         measured = follow(
-            self.model, cache, logits, position, sample, self.tokenizer, reference, exact_start=not question
+            self.model,
+            cache,
+            logits,
+            position,
+            sample,
+            self.tokenizer,
+            reference,
+            lead=reference.leader in rows,
+            exact_start=not question,
         )
         return list(measured)
 
     def _memory(self, stack: Stack, prompt: Prefilled, stored: int, state: RowState, peak: int) -> Memory:
-        shape, deploy = self.about.shape, self.about.shape.at(self.about.deploy_bytes)
+        shape = self.about.shape
         held = [stack.kept(prompt.tokens, window) for window in shape.windows]
         return Memory(
             prompt_tokens=prompt.tokens,
             stored_bytes=stored,
             stored_bytes_end=state.stored_bytes_end or 0,
             formula_bytes=stack.formula_bytes(prompt.tokens, shape),
-            deploy_bytes=stack.formula_bytes(prompt.tokens, deploy),
-            deploy_full_bytes=Stack("full").formula_bytes(prompt.tokens, deploy),
             working_bytes=state.working_bytes,
             peak_bytes=peak,
             kept_fraction=sum(held) / (len(held) * prompt.tokens),
@@ -217,10 +224,13 @@ class HFEngine(Engine):
         max_tokens = int(config.get_text_config().max_position_embeddings)
         prompts = PromptTokenizer(tokenizer, max_tokens, _stop_ids(folder, config, tokenizer))
         name = str(model["name"])
-        hub_id = model.get("path") if not Path(str(model.get("path"))).expanduser().is_dir() else None
+        path = model.get("path")
+        hub_id = path if path and not Path(str(path)).expanduser().is_dir() else None
         identity = {
-            "id": hub_id or (name if model.get("wheel") else "local"),
+            "id": hub_id or ("local" if path else name),
             "revision": model.get("revision"),
+            "config": _config_digest(config),
+            "stop_ids": sorted(prompts.stop_ids),
             "weights": fetch.weights_sha(folder),
             "tokenizer": fetch.tokenizer_sha(folder),
             "chat_template": prompts.template_hash,
@@ -229,7 +239,7 @@ class HFEngine(Engine):
         deploy = model.get("deploy_dtype", "bfloat16")
         if deploy not in DTYPES:
             raise BadInput(f"model.deploy_dtype must be one of {', '.join(DTYPES)}, got {deploy!r}")
-        display = name if model.get("wheel") else str(hub_id or folder.name)
+        display = str(hub_id or (folder.name if path else name))
         return ModelFacts(shape, DTYPES[deploy].itemsize, deploy, max_tokens, display, identity, prompts)
 
     @contextmanager
@@ -287,6 +297,12 @@ def _shape(config: Any, dtype: torch.dtype) -> KVShape:
     )
 
 
+def _config_digest(config: Any) -> str:
+    """All of a model's configuration that decides results: not where it came from, nor which library wrote it."""
+    facts = json.loads(config.to_json_string(use_diff=False))
+    return digest({key: value for key, value in facts.items() if key not in ("_name_or_path", "transformers_version")})
+
+
 def _stop_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
     ids = config.eos_token_id
     if (folder / "generation_config.json").is_file():
@@ -299,11 +315,13 @@ def _evidence(stack: Stack, prompt: Prefilled, state: RowState, stored: int, sha
     facts = {
         "stored_bytes": float(stored),
         "exact_bytes": float(Stack("full").formula_bytes(prompt.tokens, shape)),
-        "tokens_kept": float(stack.kept(prompt.tokens)),
+        "tokens_kept": sum(stack.kept(prompt.tokens, window) for window in shape.windows) / shape.layers,
         "prompt_tokens": float(prompt.tokens),
         **state.facts,
     }
-    return tuple(Evidence(layer, acted, why, facts) for layer, (acted, why) in stack.acted(prompt.tokens).items())
+    return tuple(
+        Evidence(layer, acted, why, facts) for layer, (acted, why) in stack.acted(prompt.tokens, shape).items()
+    )
 
 
 def _failed(row: Row, tokens: PromptTokens, error: Exception, seconds: float) -> Answer:
@@ -313,12 +331,13 @@ def _failed(row: Row, tokens: PromptTokens, error: Exception, seconds: float) ->
 
 def _reset_peak(model: PreTrainedModel) -> None:
     if model.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(device)
 
 
 def _peak_bytes(model: PreTrainedModel) -> int:
-    """Allocator peak since the batch began on a GPU; on a CPU the process's peak so far, which never falls."""
+    """Allocator peak since the batch began, over all GPUs; on a CPU the process's peak so far, which never falls."""
     if model.device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated())
+        return sum(int(torch.cuda.max_memory_allocated(device)) for device in range(torch.cuda.device_count()))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

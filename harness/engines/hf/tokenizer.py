@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from harness.types import BadInput, Sample, digest
+
+TODAY = datetime(2026, 1, 1, tzinfo=UTC)  # for templates that print the date: a prompt must be the same tomorrow
 
 
 class PromptTokens(NamedTuple):
@@ -59,7 +62,15 @@ class PromptTokenizer:
         if not self._tokenizer.chat_template:
             return sample.context, user[len(sample.context) :] + "\n" + sample.answer_prefix
         messages = [{"role": "user", "content": user}]
-        text = str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        text = str(
+            self._tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                date_string=f"{TODAY:%d %b %Y}",
+                strftime_now=TODAY.strftime,
+            )
+        )
         at = text.rfind(sample.context.strip())
         if at < 0:
             raise BadInput(
