@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the workers of `kvgate run` do
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the workers of `kvgate run` do
 
 import torch
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads; as the workers of a run have it
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read when torch loads; as the workers of a run have it
 
 import pytest
 import torch

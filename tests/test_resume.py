@@ -108,7 +108,7 @@ def test_a_sample_on_which_workers_die_is_a_failed_record_and_the_rest_goes_on(t
         "import os\nfrom dataclasses import dataclass\nfrom strategies.quant.fp8 import FP8\n"
         "@dataclass(frozen=True, kw_only=True)\nclass Deadly(FP8):\n"
         "    def store(self, keys, values):\n"
-        "        if int(keys.abs().sum() * 1e3) % 5 == 0:\n            os._exit(9)\n"
+        "        if int(keys.abs().sum() * 1e3) % 13 == 0:\n            os._exit(9)\n"
         "        return super().store(keys, values)\n"
     )
     folder = tmp_path / "conf" / "strategy" / "quant"

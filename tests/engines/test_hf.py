@@ -294,10 +294,10 @@ def test_the_identity_holds_what_decides_results_and_not_where_it_lies(tiny: Pat
         ("generation_config.json", "eos_token_id", [1, 7]),
         ("tokenizer_config.json", "chat_template", "{{ messages[0]['content'] }}"),
     ):
-        content = json.loads((copy / file).read_text())
-        (copy / file).write_text(json.dumps({**content, key: value}))
+        before = (copy / file).read_text()
+        (copy / file).write_text(json.dumps({**json.loads(before), key: value}))
         assert identity(copy) != identity(tiny), key
-        (copy / file).write_text(json.dumps(content))
+        (copy / file).write_text(before)
     assert identity(copy) == identity(tiny)
 
 
