@@ -93,8 +93,6 @@ def _read(
 ) -> GroupRecords:
     task: Task = make(planned["task"], "task")
     file = store.root / "samples" / planned["samples_file"]
-    if not file.is_file():
-        raise BadInput(f"results_dir: the samples of {planned['label']} are gone, {file}; start the run again")
     samples = sample_files.load(file)
     wanted = {sample.id: sample for sample in samples}
     cells = []

@@ -343,11 +343,14 @@ def _samples(store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: in
     prompts = [facts.identity[key] for key in ("tokenizer", "chat_template")]
     key = digest({"task": task.spec(), "prompts": prompts, "n": n, "seed": seed}, 24)
     file = store.samples_file(key)
-    if not file.exists():
-        try:
-            sample_files.save(task.samples(facts.tokenizer, n, seed), file)
-        except ValueError as error:
-            raise BadInput(f"task {task.name}: {error}") from error
+    try:
+        return file, sample_files.load(file)
+    except BadInput:  # not made yet, or damaged
+        pass
+    try:
+        sample_files.save(task.samples(facts.tokenizer, n, seed), file)
+    except ValueError as error:
+        raise BadInput(f"task {task.name}: {error}") from error
     return file, sample_files.load(file)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from harness.types import Sample, digest
+from harness.types import BadInput, Sample, digest
 
 _JSON = ("answers", "stop", "meta")
 
@@ -29,14 +31,19 @@ def save(samples: list[Sample], path: Path) -> None:
 
 
 def load(path: Path, n: int | None = None) -> list[Sample]:
-    """Read the first ``n`` samples (all by default)."""
-    rows = pd.read_parquet(path).to_dict("records")
-    samples = []
-    for row in rows[:n]:
-        facts = {str(key): json.loads(value) if key in _JSON else value for key, value in row.items()}
-        facts["answers"], facts["stop"] = tuple(facts["answers"]), tuple(facts["stop"])
-        samples.append(Sample(**facts))
-    return samples
+    """Read the first ``n`` samples (all by default). Raises BadInput if the file is missing or damaged."""
+    try:
+        rows = pd.read_parquet(path).to_dict("records")
+        return [_sample(row) for row in rows[:n]]
+    except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors derive from these
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"samples: {path} cannot be read ({reason}); start the run again to make it anew") from error
+
+
+def _sample(row: Mapping[Hashable, Any]) -> Sample:
+    facts = {str(key): json.loads(value) if key in _JSON else value for key, value in row.items()}
+    facts["answers"], facts["stop"] = tuple(facts["answers"]), tuple(facts["stop"])
+    return Sample(**facts)
 
 
 def set_hash(samples: list[Sample]) -> str:

@@ -203,6 +203,19 @@ def test_report_rebuilds_with_another_margin_and_says_so(kvgate: Kvgate) -> None
         assert said.code == 2 and "Traceback" not in said.err, said
 
 
+def test_files_that_are_gone_or_damaged_are_named_and_made_again(kvgate: Kvgate) -> None:
+    assert kvgate.run("strategy=fp8").code == 0
+    (samples,) = kvgate.results.glob("samples/*.parquet")
+    manifest = kvgate.results / "runs" / "r" / "run.json"
+    where = f"results_dir={kvgate.results}"
+    for file, content in ((samples, samples.read_bytes()[:200]), (samples, None), (manifest, b"{")):
+        file.unlink() if content is None else file.write_bytes(content)
+        said = kvgate("report", "r", where)
+        assert said.code == 2 and str(file) in said.err and "again" in said.err and "Traceback" not in said.err, said
+        assert kvgate.run("strategy=fp8").code == 0
+        assert kvgate("report", "r", where).code == 0
+
+
 def test_report_rescores_stored_responses(kvgate: Kvgate, monkeypatch: pytest.MonkeyPatch) -> None:
     from harness.types import Response, Sample, Score, State
     from tasks.retrieval.needle import Needle
