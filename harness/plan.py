@@ -174,7 +174,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
             problems += stack.problems(facts.shape)
         problems += [p.replace("strategy.", "gate.control.") for p in control.problems(facts.shape)] if control else []
         for task in tasks.values():
-            problems += task.problems(facts.tokenizer)
+            problems += [f"{problem} (task {task.name})" for problem in task.problems(facts.tokenizer)]
     problems += strangers(gate, {label: tasks[key].fidelity for key, label in _labels(tasks).items()})
     if problems or engine is None or facts is None or control is None:
         raise BadInput(*dict.fromkeys(problems))
@@ -350,7 +350,7 @@ def _samples(store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: in
     try:
         sample_files.save(task.samples(facts.tokenizer, n, seed), file)
     except ValueError as error:
-        raise BadInput(f"task {task.name}: {error}") from error
+        raise BadInput(*(f"{problem} (task {task.name})" for problem in str(error).splitlines())) from error
     return file, sample_files.load(file)
 
 

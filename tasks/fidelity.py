@@ -53,4 +53,4 @@ class Fidelity(SizedTask):
         return corpus.sources("prose")
 
     def broken(self) -> list[str]:
-        return checks.whole(f"{self.name}.tokens", self.tokens)
+        return checks.whole("task.tokens", self.tokens)

@@ -119,7 +119,7 @@ class SizedTask(Task):
         family = f"{self.name}-{digest({'options': asdict(self), 'seed': seed}, 8)}"
         return [
             replace(
-                fill(self.draft(tokenizer, seed, index), tokenizer, self.length(index), f"{self.name}.lengths"),
+                fill(self.draft(tokenizer, seed, index), tokenizer, self.length(index), "task.lengths"),
                 id=f"{family}-{index:05d}",
             )
             for index in range(n)
@@ -130,7 +130,7 @@ class SizedTask(Task):
         return self.lengths[index % len(self.lengths)]
 
     def problems(self, tokenizer: Tokenizer) -> list[str]:
-        field = f"{self.name}.lengths"
+        field = "task.lengths"
         found = self.broken()
         if not self.lengths:
             found.append(f"{field} must name at least one length, got none")

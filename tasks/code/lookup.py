@@ -90,10 +90,10 @@ class CodeLookup(SizedTask):
         return corpus.sources("code")
 
     def broken(self) -> list[str]:
-        found = checks.whole(f"{self.name}.constants", self.constants)
-        found += checks.whole(f"{self.name}.depths", self.depths)
+        found = checks.whole("task.constants", self.constants)
+        found += checks.whole("task.depths", self.depths)
         if not found and self.constants > len(free_names()):
-            found.append(f"{self.name}.constants must be at most {len(free_names())}, got {self.constants}")
+            found.append(f"task.constants must be at most {len(free_names())}, got {self.constants}")
         return found
 
 

@@ -132,17 +132,15 @@ class Chain(SizedTask):
         return corpus.sources("words", "prose")
 
     def broken(self) -> list[str]:
-        found = checks.whole(f"{self.name}.names", self.names) + checks.whole(f"{self.name}.numbers", self.numbers)
-        found += checks.whole(f"{self.name}.examples", self.examples, least=0)
+        found = checks.whole("task.names", self.names) + checks.whole("task.numbers", self.numbers)
+        found += checks.whole("task.examples", self.examples, least=0)
         if found:
             return found
         if self.numbers < self.names:
-            found.append(f"{self.name}.numbers must be at least names ({self.names}), got {self.numbers}")
+            found.append(f"task.numbers must be at least names ({self.names}), got {self.numbers}")
         if self.numbers + self.examples > len(WORDS):
             most = len(WORDS) - self.examples
-            found.append(
-                f"{self.name}.numbers must be at most {most} with {self.examples} examples, got {self.numbers}"
-            )
+            found.append(f"task.numbers must be at most {most} with {self.examples} examples, got {self.numbers}")
         return found
 
     def _world(self, rng: random.Random) -> World:

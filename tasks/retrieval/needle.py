@@ -103,12 +103,12 @@ class Needle(SizedTask):
     def broken(self) -> list[str]:
         found = []
         for field in ("keys", "values", "queries", "depths"):
-            found += checks.whole(f"{self.name}.{field}", getattr(self, field))
+            found += checks.whole(f"task.{field}", getattr(self, field))
         for field in ("key_kind", "value_kind"):
-            found += checks.one_of(f"{self.name}.{field}", getattr(self, field), KINDS)
-        found += checks.one_of(f"{self.name}.haystack", self.haystack, HAYSTACKS)
+            found += checks.one_of(f"task.{field}", getattr(self, field), KINDS)
+        found += checks.one_of("task.haystack", self.haystack, HAYSTACKS)
         if not found and self.keys < self.queries:
-            found.append(f"{self.name}.keys must be at least queries ({self.queries}), got {self.keys}")
+            found.append(f"task.keys must be at least queries ({self.queries}), got {self.keys}")
         return found
 
     def _instruction(self) -> str:

@@ -27,7 +27,7 @@ def drawn(lost: Lost, tokenizer: Tokenizer, index: int) -> Sample:
     """Sample ``index`` of the default task with one of its two facts never told."""
     task = chain()
     draft = task.draft_without(lost, tokenizer, seed=0, index=index)
-    return replace(fill(draft, tokenizer, task.length(index), "chain.lengths"), id=f"{lost}-{index}")
+    return replace(fill(draft, tokenizer, task.length(index), "task.lengths"), id=f"{lost}-{index}")
 
 
 @pytest.mark.parametrize("index", range(5))
@@ -74,13 +74,13 @@ def test_the_first_number_counts(text: str, right: float) -> None:
 
 def test_every_broken_option_is_named() -> None:
     assert chain(names=0, numbers=0, examples=-1).problems(Pieces()) == [
-        "chain.names must be a whole number of 1 or more, got 0",
-        "chain.numbers must be a whole number of 1 or more, got 0",
-        "chain.examples must be a whole number of 0 or more, got -1",
+        "task.names must be a whole number of 1 or more, got 0",
+        "task.numbers must be a whole number of 1 or more, got 0",
+        "task.examples must be a whole number of 0 or more, got -1",
     ]
-    assert chain(names=4, numbers=2).problems(Pieces()) == ["chain.numbers must be at least names (4), got 2"]
+    assert chain(names=4, numbers=2).problems(Pieces()) == ["task.numbers must be at least names (4), got 2"]
     assert chain(numbers=len(WORDS)).problems(Pieces()) == [
-        f"chain.numbers must be at most {len(WORDS) - 1} with 1 examples, got {len(WORDS)}"
+        f"task.numbers must be at most {len(WORDS) - 1} with 1 examples, got {len(WORDS)}"
     ]
 
 

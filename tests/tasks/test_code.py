@@ -50,7 +50,7 @@ def test_samples_from_one_file_are_one_cluster() -> None:
 
 def test_every_broken_option_is_named() -> None:
     assert CodeLookup(name="demo", constants=0, depths=0).problems(Pieces()) == [
-        "demo.constants must be a whole number of 1 or more, got 0",
-        "demo.depths must be a whole number of 1 or more, got 0",
+        "task.constants must be a whole number of 1 or more, got 0",
+        "task.depths must be a whole number of 1 or more, got 0",
     ]
-    assert "demo.constants must be at most" in CodeLookup(name="demo", constants=9999).problems(Pieces())[0]
+    assert "task.constants must be at most" in CodeLookup(name="demo", constants=9999).problems(Pieces())[0]

@@ -23,5 +23,5 @@ def test_a_response_without_fidelity_has_failed() -> None:
 
 def test_every_broken_option_is_named() -> None:
     assert load("fidelity", tokens=0).problems(Pieces()) == [
-        "fidelity.tokens must be a whole number of 1 or more, got 0"
+        "task.tokens must be a whole number of 1 or more, got 0"
     ]

@@ -76,12 +76,12 @@ def test_several_values_are_graded_or_all_or_nothing_by_class() -> None:
 def test_every_broken_option_is_named() -> None:
     task = Needle(name="demo", keys=0, depths=-1, key_kind="emoji", value_kind="dates", haystack="wiki")
     assert task.problems(Pieces()) == [
-        "demo.keys must be a whole number of 1 or more, got 0",
-        "demo.depths must be a whole number of 1 or more, got -1",
-        "demo.key_kind must be one of numbers, words, uuids, got 'emoji'",
-        "demo.value_kind must be one of numbers, words, uuids, got 'dates'",
-        "demo.haystack must be one of noise, prose, needle, got 'wiki'",
+        "task.keys must be a whole number of 1 or more, got 0",
+        "task.depths must be a whole number of 1 or more, got -1",
+        "task.key_kind must be one of numbers, words, uuids, got 'emoji'",
+        "task.value_kind must be one of numbers, words, uuids, got 'dates'",
+        "task.haystack must be one of noise, prose, needle, got 'wiki'",
     ]
     assert Needle(name="demo", keys=2, queries=3).problems(Pieces()) == [
-        "demo.keys must be at least queries (3), got 2"
+        "task.keys must be at least queries (3), got 2"
     ]

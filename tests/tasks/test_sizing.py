@@ -54,8 +54,8 @@ def test_even_units_take_few_calls(price: int, limit: int) -> None:
 
 def test_fill_names_field_rule_and_value_when_nothing_fits() -> None:
     sample = Sample("", "one two three", "what?", ("x",), 50)
-    with pytest.raises(ValueError, match=r"demo\.lengths must leave room .* got 60"):
-        fill(lambda units: sample, Pieces(), 60, "demo.lengths")
+    with pytest.raises(ValueError, match=r"task\.lengths must leave room .* got 60"):
+        fill(lambda units: sample, Pieces(), 60, "task.lengths")
 
 
 @given(
