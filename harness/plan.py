@@ -295,47 +295,60 @@ def _groups(
         where = (canonical(job.config["task"]), job.config["compress"], job.config["seed"])
         members.setdefault(where, []).append(job)
     labels = _labels(tasks)
-    groups = []
-    for (task_key, compress, seed), same in members.items():
-        task, n = tasks[task_key], max(job.config["n"] for job in same)
-        file, samples = _samples(store, task, facts, n, seed)
-        shared = {
+    return tuple(
+        _group(labels[key], tasks[key], same, store, engine, facts, stacks, control)
+        for (key, _, _), same in members.items()
+    )
+
+
+def _group(
+    label: str,
+    task: Task,
+    same: Sequence[Job],
+    store: ResultStore,
+    engine: Engine,
+    facts: ModelFacts,
+    stacks: Mapping[str, Stack],
+    control: Stack,
+) -> Group:
+    """The cells of jobs that share task, seed and mode."""
+    config = same[0].config
+    compress, seed, n = config["compress"], config["seed"], max(job.config["n"] for job in same)
+    file, samples = _samples(store, task, facts, n, seed)
+
+    def cell(role: str, stack: Stack, layers: Mapping[str, Any], batch: str = "joint") -> PlannedCell:
+        ask = {
             "model": facts.identity,
             "engine": engine.spec(),
+            "stack": stack.spec(),
             "task": task.spec(),
+            "mode": {"compress": compress, "prefill": "exact", "pass": "cold", "batch": batch},
             "generation": "greedy",
             "seed": seed,
         }
-        mode = {"compress": compress, "prefill": "exact", "pass": "cold"}
+        return PlannedCell(store.ask(ask), role, stack.name, stack, layers, ask)
 
-        def cell(role: str, stack: Stack, config: Mapping[str, Any], batch: str = "joint") -> PlannedCell:
-            ask = {**shared, "mode": {**mode, "batch": batch}, "stack": stack.spec()}  # noqa: B023
-            return PlannedCell(store.ask(ask), role, stack.name, stack, config, ask)
-
-        candidates = {_strategy_key(job.config["strategy"]): job.config["strategy"] for job in same}
-        cells = [
-            cell("baseline", Stack(BASELINE), {}),
-            *(cell("candidate", stacks[key], config) for key, config in candidates.items() if stacks[key].layers()),
-            cell("noise", Stack(BASELINE), {}, batch="alone"),
-        ]
-        if not task.fidelity:  # may be a candidate too: then both are one cell with two roles
-            cells.append(cell("control", control, same[0].config["gate"]["control"]))
-        groups.append(
-            Group(
-                label=labels[task_key],
-                task=task,
-                task_config=same[0].config["task"],
-                compress=compress,
-                seed=seed,
-                n=n,
-                samples=samples,
-                samples_file=file,
-                samples_set=sample_files.set_hash(samples),
-                tokens=tuple(facts.tokenizer.compressed_tokens(sample, compress) for sample in samples),
-                cells=tuple(cells),
-            )
-        )
-    return tuple(groups)
+    candidates = {_strategy_key(job.config["strategy"]): job.config["strategy"] for job in same}
+    cells = [
+        cell("baseline", Stack(BASELINE), {}),
+        *(cell("candidate", stacks[key], layers) for key, layers in candidates.items() if stacks[key].layers()),
+        cell("noise", Stack(BASELINE), {}, batch="alone"),
+    ]
+    if not task.fidelity:  # may be a candidate too: then both are one cell with two roles
+        cells.append(cell("control", control, config["gate"]["control"]))
+    return Group(
+        label=label,
+        task=task,
+        task_config=config["task"],
+        compress=compress,
+        seed=seed,
+        n=n,
+        samples=samples,
+        samples_file=file,
+        samples_set=sample_files.set_hash(samples),
+        tokens=tuple(facts.tokenizer.compressed_tokens(sample, compress) for sample in samples),
+        cells=tuple(cells),
+    )
 
 
 def _samples(store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: int) -> tuple[Path, list[Sample]]:
