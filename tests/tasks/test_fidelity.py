@@ -22,6 +22,4 @@ def test_a_response_without_fidelity_has_failed() -> None:
 
 
 def test_every_broken_option_is_named() -> None:
-    assert load("fidelity", tokens=0).problems(Pieces()) == [
-        "task.tokens must be a whole number of 1 or more, got 0"
-    ]
+    assert load("fidelity", tokens=0).problems(Pieces()) == ["task.tokens must be a whole number of 1 or more, got 0"]
