@@ -270,7 +270,7 @@ def test_without_a_baseline_nothing_is_followed(session: HFSession, monkeypatch:
     real = session._batch
 
     def out_of_memory(*arguments: object) -> object:
-        rows = arguments[3]
+        rows = arguments[1]
         if rows[0].cell == "full":  # type: ignore[index]
             raise RuntimeError("out of memory")
         return real(*arguments)  # type: ignore[arg-type]

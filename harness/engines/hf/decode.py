@@ -98,7 +98,7 @@ def follow(
     *,
     lead: bool,
     exact_start: bool,
-) -> list[tuple[RowState, dict[str, float]]]:
+) -> list[tuple[RowState, dict[str, float] | None]]:
     """Feed every row the baseline's greedy tokens and measure, step by step, how far its predictions are from it.
 
     With ``lead`` row 0 is the baseline and fills ``reference``; other batches follow it, and cannot if it is empty. With

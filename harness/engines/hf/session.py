@@ -40,6 +40,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 SERVED = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
+@dataclass(frozen=True)
+class _Work:
+    """One sample after its prefill."""
+
+    sample: Sample
+    tokens: PromptTokens
+    prompt: Prefilled
+    reference: Reference
+    start: float  # perf_counter, before the prefill
+
+    @property
+    def question(self) -> list[int]:
+        """What the exact prefill has not seen and every row still has to read."""
+        return (self.tokens.context + self.tokens.rest)[self.prompt.tokens :]
+
+
 class HFSession(Session):
     """A loaded transformers model."""
 
@@ -66,32 +82,23 @@ class HFSession(Session):
         except Exception as error:
             yield from (_failed(row, tokens, error, time.perf_counter() - start) for row in everyone)
             return
-        reference = Reference(leader=everyone[0])
+        work = _Work(sample, tokens, prompt, Reference(leader=everyone[0]), start)
         for rows in batches:
-            yield from self._isolated(sample, tokens, prompt, rows, reference, start)
+            yield from self._isolated(work, rows)
 
-    def _isolated(
-        self,
-        sample: Sample,
-        tokens: PromptTokens,
-        prompt: Prefilled,
-        rows: Sequence[Row],
-        reference: Reference,
-        start: float,
-    ) -> Iterator[Answer]:
+    def _isolated(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
         """Answer the rows together; if that raises (out of memory, a broken layer), one by one, so others are spared."""
-        leading = reference.leader in rows
         try:
-            answers = list(self._batch(sample, tokens, prompt, rows, reference, start))
+            answers = list(self._batch(work, rows))
         except Exception as error:
-            if leading:  # what a broken batch has led to is not followed
-                reference.tokens.clear()
-                reference.log_probs.clear()
+            if work.reference.leader in rows:  # what a broken batch has led to is not followed
+                work.reference.tokens.clear()
+                work.reference.log_probs.clear()
             if len(rows) == 1:
                 traceback.print_exc()
-                answers = [_failed(rows[0], tokens, error, time.perf_counter() - start)]
+                answers = [_failed(rows[0], work.tokens, error, time.perf_counter() - work.start)]
             else:
-                answers = [a for row in rows for a in self._isolated(sample, tokens, prompt, [row], reference, start)]
+                answers = [answer for row in rows for answer in self._isolated(work, [row])]
         yield from answers
 
     def _prefill(self, ids: list[int], stacks: Sequence[Stack], sample: Sample, seed: int) -> Prefilled:
@@ -99,26 +106,18 @@ class HFSession(Session):
         chance = int(digest([seed, sample.id]), 16) % 2**48
         return prefill(self.model, ids, query_window=width, chunk=self.chunk, seed=chance)
 
-    def _batch(
-        self,
-        sample: Sample,
-        tokens: PromptTokens,
-        prompt: Prefilled,
-        rows: Sequence[Row],
-        reference: Reference,
-        start: float,
-    ) -> Iterator[Answer]:
+    def _batch(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
         _reset_peak(self.model)
-        question = (tokens.context + tokens.rest)[prompt.tokens :]  # what the exact prefill has not seen
-        cache = build(prompt, [row.stack for row in rows], len(question) + sample.max_new_tokens)
+        prompt = work.prompt
+        cache = build(prompt, [row.stack for row in rows], len(work.question) + work.sample.max_new_tokens)
         stored = cache.stored_bytes(len(rows))
-        states = self._decode(sample, prompt, question, cache, rows, reference)
-        peak, seconds = _peak_bytes(self.model), time.perf_counter() - start
+        states = self._decode(work, cache, rows)
+        peak, seconds = _peak_bytes(self.model), time.perf_counter() - work.start
         for row, size, (state, fidelity) in zip(rows, stored, states, strict=True):
             response = state.response(fidelity)
             yield Answer(
                 cell=row.cell,
-                prompt_hash=tokens.hash,
+                prompt_hash=work.tokens.hash,
                 response=response,
                 evidence=_evidence(row.stack, prompt, state, size, self.about.shape),
                 memory=self._memory(row.stack, prompt, size, state, peak),
@@ -128,34 +127,28 @@ class HFSession(Session):
             )
 
     def _decode(
-        self,
-        sample: Sample,
-        prompt: Prefilled,
-        question: list[int],
-        cache: JointCache,
-        rows: Sequence[Row],
-        reference: Reference,
-    ) -> list[tuple[RowState, dict[str, float] | None]]:
-        logits, position = prompt.logits.expand(len(rows), -1), prompt.tokens
-        if question:
-            asked = torch.tensor([question] * len(rows), device=logits.device)
+        self, work: _Work, cache: JointCache, rows: Sequence[Row]
+    ) -> Sequence[tuple[RowState, dict[str, float] | None]]:
+        logits, position = work.prompt.logits.expand(len(rows), -1), work.prompt.tokens
+        if work.question:
+            asked = torch.tensor([work.question] * len(rows), device=logits.device)
             with attention(self.model, DECODE):
                 logits = feed(self.model, cache, asked, position)
-            position += len(question)
-        if not sample.follow:
-            return [(state, None) for state in decode(self.model, cache, logits, position, sample, self.tokenizer)]
-        measured = follow(
-            self.model,
-            cache,
-            logits,
-            position,
-            sample,
-            self.tokenizer,
-            reference,
-            lead=reference.leader in rows,
-            exact_start=not question,
-        )
-        return list(measured)
+            position += len(work.question)
+        if work.sample.follow:
+            lead, exact_start = work.reference.leader in rows, not work.question
+            return follow(
+                self.model,
+                cache,
+                logits,
+                position,
+                work.sample,
+                self.tokenizer,
+                work.reference,
+                lead=lead,
+                exact_start=exact_start,
+            )
+        return [(state, None) for state in decode(self.model, cache, logits, position, work.sample, self.tokenizer)]
 
     def _memory(self, stack: Stack, prompt: Prefilled, stored: int, state: RowState, peak: int) -> Memory:
         shape = self.about.shape
