@@ -112,7 +112,8 @@ def judge_cell(cell: CellInput, gate: Gate, gating_tasks: Collection[str]) -> Ce
     test = _deciding_test(cell, sorted_pairs.used)
     facts = _describe(cell, gate, gating_tasks, sorted_pairs, test)
     if cell.fidelity:
-        return replace(facts, reasons=("Fidelity is measured and shown; it is never a ground for GO or NO-GO.",))
+        shown = "Fidelity is measured and shown; it is never a ground for GO or NO-GO."
+        return replace(facts, n=facts.samples, reasons=(shown,))
 
     power = stats.power_per_task(gate.power, len(gating_tasks) if facts.gating else 1)
     if sorted_pairs.num_finished < cell.planned_n:

@@ -409,7 +409,7 @@ def test_fidelity_is_measured() -> None:
     assert verdict.decision is Decision.MEASURED
     assert not verdict.gating
     assert verdict.fidelity == {"kl_mean": 0.01}
-    assert verdict.samples == 50
+    assert verdict.n == verdict.samples == 50
     assert verdict.baseline is verdict.delta is None
 
 
