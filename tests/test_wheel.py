@@ -24,7 +24,8 @@ def said(*command: object, cwd: Path) -> str:
 
 @pytest.mark.slow
 def test_an_installed_wheel_runs_from_another_folder(tmp_path: Path, tiny: Path) -> None:
-    said(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
+    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
+    said(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
     (wheel,) = tmp_path.glob("kvgate-*.whl")
     said(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
     python = tmp_path / "env" / "bin" / "python"
