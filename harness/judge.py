@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,27 @@ class GroupRecords:
 
     def role(self, role: str) -> CellRecords | None:
         return next((cell for cell in self.cells if cell.planned["role"] == role), None)
+
+    @cached_property
+    def baseline(self) -> CellRecords:
+        baseline = self.role("baseline")
+        assert baseline is not None
+        return baseline
+
+    @cached_property
+    def noise(self) -> tuple[Pair, ...]:
+        """The baseline against itself in another batch composition."""
+        return self._reference("noise")
+
+    @cached_property
+    def control(self) -> tuple[Pair, ...]:
+        """The baseline against what must hurt."""
+        return self._reference("control")
+
+    def _reference(self, role: str) -> tuple[Pair, ...]:
+        """Pairs whose two sides saw the same prompt; others say nothing about noise or harm."""
+        other = self.role(role)
+        return tuple(pair for pair in _pairs(self, other) if pair.prompts_agree) if other else ()
 
 
 def judge(
@@ -95,9 +117,10 @@ def _read(
     file = store.root / "samples" / planned["samples_file"]
     samples = sample_files.load(file)
     wanted = {sample.id: sample for sample in samples}
+    hashes = {sample.id: sample.hash for sample in samples}
     cells = []
     for cell in planned["cells"]:
-        mine, lines = store.cell(cell["address"]).read({key: sample.hash for key, sample in wanted.items()})
+        mine, lines = store.cell(cell["address"]).read(hashes)
         damaged += lines
         if rescore:
             mine = {key: _rescored(task, wanted[key], record) for key, record in mine.items()}
@@ -113,10 +136,10 @@ def _rescored(task: Task, sample: Sample, record: Record) -> Record:
     return replace(record, state=score.state, score=score.value, answer=score.answer)
 
 
-def _pairs(group: GroupRecords, baseline: CellRecords, other: CellRecords) -> tuple[Pair, ...]:
+def _pairs(group: GroupRecords, other: CellRecords) -> tuple[Pair, ...]:
     pairs = []
     for sample in group.samples:
-        a, b = baseline.records.get(sample.id), other.records.get(sample.id)
+        a, b = group.baseline.records.get(sample.id), other.records.get(sample.id)
         hashes = {record.prompt_hash for record in (a, b) if record and record.prompt_hash}
         pairs.append(
             Pair(
@@ -141,8 +164,7 @@ def _look(store: ResultStore, group: GroupRecords, cell: CellRecords, gate: Gate
     What was promised before the first look holds for all later ones: alpha and the number of looks cannot be renegotiated
     with the samples on the table. Another margin may be asked, and is noted.
     """
-    baseline, control = group.role("baseline"), group.role("control")
-    assert baseline is not None
+    baseline, control = group.baseline, group.role("control")
     done = set(baseline.records) & set(cell.records)
     if group.task.fidelity or len(done) < len(group.samples):
         return 1, gate
@@ -168,16 +190,13 @@ def _look(store: ResultStore, group: GroupRecords, cell: CellRecords, gate: Gate
 
 
 def _cell_input(group: GroupRecords, cell: CellRecords, look: int) -> CellInput:
-    baseline, noise, control = group.role("baseline"), group.role("noise"), group.role("control")
-    assert baseline is not None
-    pairs = _pairs(group, baseline, cell)
     return CellInput(
         strategy=cell.planned["strategy"],
         task=group.planned["label"],
         mode=group.mode,
-        pairs=pairs,
-        noise=_agreeing(_pairs(group, baseline, noise)) if noise else (),
-        control=_agreeing(_pairs(group, baseline, control)) if control else (),
+        pairs=_pairs(group, cell),
+        noise=group.noise,
+        control=group.control,
         planned_n=group.planned["n"],
         look=look,
         chance=group.task.chance,
@@ -185,11 +204,6 @@ def _cell_input(group: GroupRecords, cell: CellRecords, look: int) -> CellInput:
         fidelity=group.task.fidelity,
         fidelity_measures=_fidelity(cell),
     )
-
-
-def _agreeing(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """Reference pairs whose two sides saw the same prompt; others say nothing about noise or harm."""
-    return tuple(pair for pair in pairs if pair.prompts_agree)
 
 
 def _fidelity(cell: CellRecords) -> dict[str, float]:
@@ -202,8 +216,6 @@ def _fidelity(cell: CellRecords) -> dict[str, float]:
 
 
 def _cell_json(verdict: CellVerdict, group: GroupRecords, cell: CellRecords) -> dict[str, Any]:
-    baseline = group.role("baseline")
-    assert baseline is not None
     facts = asdict(verdict)
     facts["reasons"] = list(verdict.reasons)
     return {
@@ -211,7 +223,7 @@ def _cell_json(verdict: CellVerdict, group: GroupRecords, cell: CellRecords) -> 
         "memory": _memory(cell),
         "evidence": _evidence(cell),
         "output_tokens": _output_tokens(cell),
-        "output_tokens_baseline": _output_tokens(baseline),
+        "output_tokens_baseline": _output_tokens(group.baseline),
         "address": cell.planned["address"],
     }
 
@@ -316,14 +328,12 @@ def _notes(manifest: Mapping[str, Any], gate: Gate, rescore: bool) -> list[str]:
 
 
 def _rows(group: GroupRecords) -> list[dict[str, Any]]:
-    baseline = group.role("baseline")
-    assert baseline is not None
     rows = []
     for cell in group.cells:
         if cell.planned["role"] not in ("baseline", "candidate"):
             continue
         for sample in group.samples:
-            record, reference = cell.records.get(sample.id), baseline.records.get(sample.id)
+            record, reference = cell.records.get(sample.id), group.baseline.records.get(sample.id)
             response = record.response if record else None
             rows.append(
                 {

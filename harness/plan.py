@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -232,20 +232,20 @@ def _stacks(jobs: Sequence[Job]) -> tuple[dict[str, Stack], list[str]]:
         changed = any(word.lstrip("+~").startswith(("strategy.", "strategy/")) for word in job.overrides)
         renamed = any(word.lstrip("+").startswith("strategy.name=") for word in job.overrides)
         if (changed and not renamed) or not config.get("name"):
-            stack = Stack(stack.short(), stack.evict, stack.quant)
+            stack = replace(stack, name=stack.short())
         stacks.setdefault(_strategy_key(config), stack)
     names = Counter(stack.name for stack in stacks.values())
     for key, stack in stacks.items():
         if names[stack.name] > 1 or (stack.name in (BASELINE, CONTROL) and stack.layers()):
-            stacks[key] = Stack(stack.describe(), stack.evict, stack.quant)
+            stacks[key] = replace(stack, name=stack.describe())
     return stacks, problems
 
 
 def _control(gate: Mapping[str, Any]) -> tuple[Stack | None, list[str]]:
     try:
-        return make_stack(CONTROL, gate["control"]), []
+        return make_stack(CONTROL, gate["control"], "gate.control"), []
     except BadInput as error:
-        return None, [problem.replace("strategy.", "gate.control.") for problem in error.problems]
+        return None, error.problems
 
 
 def _tasks(jobs: Sequence[Job]) -> tuple[dict[str, Task], list[str]]:

@@ -10,25 +10,25 @@ from harness.types import BadInput
 from strategies.base import SLOTS, Layer, Stack
 
 
-def make_stack(name: str, config: Any) -> Stack:
-    """Build a strategy from its slots; an absent or empty slot holds no layer."""
+def make_stack(name: str, config: Any, field: str = "strategy") -> Stack:
+    """Build a strategy from its slots; an absent or empty slot holds no layer. ``field`` is where the user set it."""
     if not isinstance(config, Mapping):
-        raise BadInput(f"strategy. must be a node of slots ({', '.join(SLOTS)}), got {config!r}")
+        raise BadInput(f"{field} must be a node of slots ({', '.join(SLOTS)}), got {config!r}")
     layers: dict[str, Layer] = {}
     problems = []
     for slot, layer in config.items():
         if slot == "name" or not layer:
             continue
         if slot not in SLOTS:
-            problems.append(f"strategy.{slot} must be one of the slots {', '.join(SLOTS)}")
+            problems.append(f"{field}.{slot} must be one of the slots {', '.join(SLOTS)}")
             continue
         try:
-            made = make(layer, f"strategy.{slot}")
+            made = make(layer, f"{field}.{slot}")
         except BadInput as error:
             problems += error.problems
             continue
         if not isinstance(made, Layer) or made.slot != slot:
-            problems.append(f"strategy.{slot} must hold a layer of that slot, got {layer['_target_']}")
+            problems.append(f"{field}.{slot} must hold a layer of that slot, got {layer['_target_']}")
         else:
             layers[slot] = made
     if problems:

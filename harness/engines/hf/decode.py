@@ -72,9 +72,10 @@ def decode(
     batch = list(range(len(states)))  # which state each batch row belongs to
     with attention(model, DECODE):
         while True:
+            finite = logits.isfinite().all(dim=-1).tolist()
             for place, token in enumerate(logits.argmax(dim=-1).tolist()):
                 if states[batch[place]].running:
-                    _advance(states[batch[place]], token, logits[place], sample, tokenizer)
+                    _advance(states[batch[place]], token, finite[place], sample, tokenizer)
             _note(cache, [states[index] for index in batch])
             running = [place for place, index in enumerate(batch) if states[index].running]
             if not running:
@@ -160,8 +161,8 @@ def _fidelity(kl: Sequence[Tensor], agree: Sequence[Tensor], nll: Sequence[Tenso
     }
 
 
-def _advance(state: RowState, token: int, logits: Tensor, sample: Sample, tokenizer: PromptTokenizer) -> None:
-    if not bool(torch.isfinite(logits).all()):
+def _advance(state: RowState, token: int, finite: bool, sample: Sample, tokenizer: PromptTokenizer) -> None:
+    if not finite:
         state.error = f"logits are not finite after {len(state.tokens)} answer tokens"
         return
     if token in tokenizer.stop_ids:
