@@ -25,8 +25,10 @@ def make(config: Any, field: str) -> Any:
         )
     if "_target_" not in config:
         raise BadInput(f"{field} must name a class in _target_, got {dict(config)}")
+    checked = _checked(config, field)
     try:
-        return instantiate({**config, **_checked(config, field)}, _convert_="all")
+        made = instantiate({**config, **checked}, _convert_="all")
+        return dataclasses.replace(made, **checked) if checked else made  # on the way tuples had become lists
     except InstantiationException as error:
         cause = error.__cause__ or error
         reason = str(cause).strip().splitlines()[0]

@@ -14,6 +14,7 @@ from harness.make import make
 from harness.stacks import make_stack
 from harness.types import BadInput
 from strategies.base import KVShape, Layer
+from strategies.quant.fp8 import FP8
 from tasks.base import Task
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -54,6 +55,12 @@ def test_an_option_composes_and_builds(group: str, option: str) -> None:
 @pytest.mark.parametrize("command", ["run", "report", "doctor"])
 def test_a_primary_config_composes(command: str) -> None:
     assert composed(command, *(["run=x"] if command == "report" else []))
+
+
+def test_a_layer_made_from_yaml_is_the_layer_made_in_code() -> None:
+    """Also as the key of a dictionary: a YAML list is a tuple."""
+    made = make({"_target_": "strategies.quant.fp8.FP8", "skip": [0, -1]}, "strategy.quant")
+    assert {made: 1}[FP8(skip=(0, -1))]
 
 
 def test_the_constructor_s_complaint_names_field_and_class() -> None:

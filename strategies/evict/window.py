@@ -20,6 +20,7 @@ class Window(Evict):
     """
 
     name: ClassVar[str] = "window"
+    per_head: ClassVar[bool] = False
 
     sinks: int = 4
 

@@ -16,7 +16,7 @@ class INT8(ScaledFormat):
     """One signed byte an element, rounded to nearest."""
 
     name: ClassVar[str] = "int8"
-    largest: ClassVar[float] = 127.0  # type: ignore[misc]
+    largest: ClassVar[float] = 127.0
 
     def encode(self, x: Tensor) -> Tensor:
         return x.round().clamp(-self.largest, self.largest).to(torch.int8)

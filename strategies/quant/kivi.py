@@ -6,14 +6,14 @@ float16. The codes are taken with the rounded s and min, so the error stays with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from strategies.base import KVShape, Patch, Quant, Store
+from strategies.base import Calibration, Format, KVShape, Patch, Quant, Store
 from strategies.quant.packing import pack, unpack
 
 GROUP_BYTES = 4  # a float16 scale and a float16 minimum
@@ -49,7 +49,7 @@ class KIVIStore(Store):
     always the newest ``residual`` are exact.
     """
 
-    def __init__(self, format: KIVI, keys: Tensor, values: Tensor) -> None:
+    def __init__(self, format: Grouped, keys: Tensor, values: Tensor) -> None:
         self.format = format
         self.key_blocks: list[Block] = []  # of [R, H, d, tokens]: groups are consecutive tokens of one channel
         self.value_blocks: list[Block] = []  # of [R, H, tokens, d]: groups are consecutive channels of one token
@@ -69,8 +69,8 @@ class KIVIStore(Store):
         if not tokens:
             return []
         leaving = self.key_residual[:, :, :tokens]
-        block = encode(leaving.transpose(2, 3), self.format.bits, self.format.group)
-        patch = Patch(self.key_tokens, decode(block, self.format.bits).transpose(2, 3).to(leaving.dtype))
+        block = encode(leaving.transpose(2, 3), self.format.key_bits, self.format.group)
+        patch = Patch(self.key_tokens, decode(block, self.format.key_bits).transpose(2, 3).to(leaving.dtype))
         self.key_blocks.append(block)
         self.key_residual = self.key_residual[:, :, tokens:].clone()
         self.key_tokens += tokens
@@ -80,17 +80,17 @@ class KIVIStore(Store):
         if not tokens:
             return []
         leaving = self.value_residual[:, :, :tokens]
-        block = encode(leaving, self.format.bits, self.format.group)
-        patch = Patch(self.value_tokens, decode(block, self.format.bits).to(leaving.dtype))
+        block = encode(leaving, self.format.value_bits, self.format.group)
+        patch = Patch(self.value_tokens, decode(block, self.format.value_bits).to(leaving.dtype))
         self.value_blocks.append(block)
         self.value_residual = self.value_residual[:, :, tokens:].clone()
         self.value_tokens += tokens
         return [patch]
 
     def read(self) -> tuple[Tensor, Tensor]:
-        bits, dtype = self.format.bits, self.key_residual.dtype
-        keys = [decode(block, bits).transpose(2, 3).to(dtype) for block in self.key_blocks]
-        values = [decode(block, bits).to(dtype) for block in self.value_blocks]
+        form, dtype = self.format, self.key_residual.dtype
+        keys = [decode(block, form.key_bits).transpose(2, 3).to(dtype) for block in self.key_blocks]
+        values = [decode(block, form.value_bits).to(dtype) for block in self.value_blocks]
         return torch.cat([*keys, self.key_residual], dim=2), torch.cat([*values, self.value_residual], dim=2)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -103,6 +103,50 @@ class KIVIStore(Store):
         self.key_blocks = [Block(*(t[rows] for t in block)) for block in self.key_blocks]
         self.value_blocks = [Block(*(t[rows] for t in block)) for block in self.value_blocks]
         self.key_residual, self.value_residual = self.key_residual[rows], self.value_residual[rows]
+
+
+@dataclass(frozen=True)
+class Grouped(Format):
+    """KIVI's storage in one layer, with as many bits for keys and for values as wanted (2, 4 or 8)."""
+
+    key_bits: int
+    value_bits: int
+    group: int
+    residual: int
+
+    @property
+    def label(self) -> str:
+        return f"K{self.key_bits}V{self.value_bits}"
+
+    def _quantized(self, tokens: int) -> tuple[int, int]:
+        return tokens // self.residual * self.residual, max(0, tokens - self.residual)
+
+    def quantized_tokens(self, tokens: int) -> int:
+        return max(self._quantized(tokens))
+
+    def layer_bytes(self, tokens: int, shape: KVShape) -> int:
+        total = 0
+        for packed, bits in zip(self._quantized(tokens), (self.key_bits, self.value_bits), strict=True):
+            elements = packed * shape.head_dim
+            exact = (tokens - packed) * shape.head_dim * shape.element_bytes
+            total += elements * bits // 8 + GROUP_BYTES * elements // self.group + exact
+        return total * shape.kv_heads
+
+    def store(self, keys: Tensor, values: Tensor) -> Store:
+        return KIVIStore(self, keys, values)
+
+    def problems(self, shape: KVShape, option: Callable[[str], str]) -> list[str]:
+        """Rules on the sizes; ``option`` gives the name under which the user set one."""
+        found = []
+        per_byte = 8 // min(self.key_bits, self.value_bits)
+        if self.group < 1 or self.group % per_byte:
+            found.append(f"{option('group')} must be a multiple of {per_byte} (whole bytes), got {self.group}")
+        if self.group >= 1 and shape.head_dim % self.group:
+            found.append(f"{option('group')} must divide the head dimension {shape.head_dim}, got {self.group}")
+        if self.residual < 1 or (self.group >= 1 and self.residual % self.group):
+            rule = f"must be a positive multiple of the group size {self.group}"
+            found.append(f"{option('residual')} {rule}, got {self.residual}")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,34 +169,14 @@ class KIVI(Quant):
     def label(self) -> str:
         return f"kivi{self.bits}"
 
+    @property
+    def format(self) -> Grouped:
+        return Grouped(self.bits, self.bits, self.group, self.residual)
+
+    def formats(self, layers: int, calibration: Calibration | None) -> tuple[Format, ...]:
+        return (self.format,) * layers
+
     def problems(self, shape: KVShape) -> list[str]:
-        found = []
         if self.bits not in (2, 4):
-            found.append(f"{self.option('bits')} must be 2 or 4, got {self.bits}")
-        elif self.group < 1 or self.group % (8 // self.bits):
-            found.append(
-                f"{self.option('group')} must be a multiple of {8 // self.bits} (whole bytes), got {self.group}"
-            )
-        if self.group >= 1 and shape.head_dim % self.group:
-            found.append(f"{self.option('group')} must divide the head dimension {shape.head_dim}, got {self.group}")
-        if self.residual < 1 or (self.group >= 1 and self.residual % self.group):
-            rule = f"must be a positive multiple of the group size {self.group}"
-            found.append(f"{self.option('residual')} {rule}, got {self.residual}")
-        return found
-
-    def _quantized(self, tokens: int) -> tuple[int, int]:
-        return tokens // self.residual * self.residual, max(0, tokens - self.residual)
-
-    def quantized_tokens(self, tokens: int) -> int:
-        return max(self._quantized(tokens))
-
-    def layer_bytes(self, tokens: int, shape: KVShape) -> int:
-        total = 0
-        for packed in self._quantized(tokens):
-            elements = packed * shape.head_dim
-            exact = (tokens - packed) * shape.head_dim * shape.element_bytes
-            total += elements * self.bits // 8 + GROUP_BYTES * elements // self.group + exact
-        return total * shape.kv_heads
-
-    def store(self, keys: Tensor, values: Tensor) -> Store:
-        return KIVIStore(self, keys, values)
+            return [*super().problems(shape), f"{self.option('bits')} must be 2 or 4, got {self.bits}"]
+        return super().problems(shape) + self.format.problems(shape, self.option)

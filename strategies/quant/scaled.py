@@ -3,43 +3,58 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from strategies.base import KVShape, Patch, Quant, Store
+from strategies.base import Calibration, Format, KVShape, Patch, Store, UniformQuant
 
 SCALE_BYTES = 4  # scales are float32, as in the serving engines
+SLACK = 1 + 2.0**-20  # float32 rounding must not make a number that fits look clipped
+SHARED = {"tensor": (0, 1, 2), "head": (1, 2), "token_head": (2,)}  # dimensions of [H, n, d] that share a scale
 
 
 class Codes:
     """Codes of one tensor (keys or values) with their scales; grows along the token dimension."""
 
-    def __init__(self, format: ScaledFormat, x: Tensor) -> None:
+    def __init__(self, format: ScaledFormat, x: Tensor, scale: Tensor | None) -> None:
         self.format = format
         self.dtype = x.dtype
         self.parts: list[Tensor] = []
-        self.scales: list[Tensor] = []
+        self.scales: list[Tensor] = [] if scale is None else [scale.to(x.device).repeat(x.shape[0], 1, 1, 1)]
         self.clipped = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         self.append(x)
 
     def append(self, x: Tensor) -> Tensor:
         """Encode the next tokens; return what they decode to."""
-        if self.format.grows or not self.scales:
-            scale = self.format.scale_of(x)
-            self.scales.append(scale)
-        else:
-            scale = self.scales[0]  # frozen at the first update: later outliers saturate, and are counted
-            self.clipped += (x.abs() > scale * self.format.largest).sum(dim=(1, 2, 3))
+        if not x.shape[2] and self.parts:
+            return x
+        scale = self._scale(x)
         codes = self.format.encode(x.float() / scale)
         self.parts.append(codes)
         return (codes.float() * scale).to(self.dtype)
 
+    def _scale(self, x: Tensor) -> Tensor:
+        """The scales of the next tokens; frozen ones saturate later outliers, which are counted."""
+        if self.format.scale == "token_head":
+            self.scales.append(self.format.scale_of(x))
+        elif self.scales:
+            self.clipped += (x.abs() > self.scales[0] * (self.format.largest * SLACK)).sum(dim=(1, 2, 3))
+        elif x.shape[2]:
+            self.scales.append(self.format.scale_of(x))
+        else:
+            return x.new_ones(1, dtype=torch.float32)  # nothing to scale yet
+        return self.scales[-1]
+
     def read(self) -> Tensor:
-        scale = torch.cat(self.scales, dim=2) if self.format.grows else self.scales[0]
-        return (torch.cat([part.float() for part in self.parts], dim=2) * scale).to(self.dtype)
+        codes = torch.cat([part.float() for part in self.parts], dim=2)
+        if not codes.shape[2]:
+            return codes.to(self.dtype)
+        scale = torch.cat(self.scales, dim=2) if self.format.scale == "token_head" else self.scales[0]
+        return (codes * scale).to(self.dtype)
 
     def tensors(self) -> Iterator[Tensor]:
         yield from self.parts
@@ -55,9 +70,12 @@ class Codes:
 class ScaledStore(Store):
     """Keys and values as two ``Codes``."""
 
-    def __init__(self, format: ScaledFormat, keys: Tensor, values: Tensor) -> None:
+    def __init__(
+        self, format: ScaledFormat, keys: Tensor, values: Tensor, scales: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         self.length = keys.shape[2]
-        self.keys, self.values = Codes(format, keys), Codes(format, values)
+        key_scale, value_scale = scales or (None, None)
+        self.keys, self.values = Codes(format, keys, key_scale), Codes(format, values, value_scale)
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[list[Patch], list[Patch]]:
         start, self.length = self.length, self.length + keys.shape[2]
@@ -79,42 +97,66 @@ class ScaledStore(Store):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledFormat(Quant):
+class ScaledFormat(UniformQuant):
     """code = encode(x / scale), x' = code * scale, with scale = max|x| / ``largest`` over the elements that share it.
 
     Args:
         scale: which elements share a scale: ``tensor`` (all heads and tokens of a layer), ``head`` or ``token_head``.
-            Tensor and head scales are taken from the prompt and frozen; later tokens saturate at them.
+        scale_from: what a tensor or head scale is taken from, before it is frozen and later outliers saturate at it:
+            ``prompt`` (the first update), ``text`` (a calibration text) or ``one`` (it is 1.0, what serving engines use
+            without calibration). A token brings its own scale.
     """
 
-    scale: str = "token_head"
+    largest: ClassVar[float]  # the largest code
 
-    @property
-    @abstractmethod
-    def largest(self) -> float:
-        """The largest code."""
+    scale: str = "token_head"
+    scale_from: str = "prompt"
 
     @abstractmethod
     def encode(self, x: Tensor) -> Tensor:
         """Scaled elements to one-byte codes, saturating."""
 
-    @property
-    def grows(self) -> bool:
-        """Whether every new token brings scales of its own."""
-        return self.scale == "token_head"
-
     def problems(self, shape: KVShape) -> list[str]:
-        if self.scale not in ("tensor", "head", "token_head"):
-            return [f"{self.option('scale')} must be tensor, head or token_head, got {self.scale!r}"]
-        return []
+        found = super().problems(shape)
+        if self.scale not in SHARED:
+            found.append(f"{self.option('scale')} must be tensor, head or token_head, got {self.scale!r}")
+        if self.scale_from not in ("prompt", "text", "one"):
+            found.append(f"{self.option('scale_from')} must be prompt, text or one, got {self.scale_from!r}")
+        elif self.scale == "token_head" and self.scale_from != "prompt":
+            rule = "applies to scale=tensor and scale=head; with token_head every token brings its own"
+            found.append(f"{self.option('scale_from')} {rule}, got {self.scale_from!r}")
+        return found
+
+    @property
+    def calibrates(self) -> bool:
+        return self.scale_from == "text"
+
+    @property
+    def label(self) -> str:
+        granularity = "" if self.scale == "token_head" else f"/{self.scale}"
+        return f"{self.name}{granularity}{'' if self.scale_from == 'prompt' else f'/{self.scale_from}'}"
 
     def scale_of(self, x: Tensor) -> Tensor:
         """float32 scales of ``[R, H, n, d]``, broadcastable to it; 1 where every element is zero."""
-        shared = {"tensor": (1, 2, 3), "head": (2, 3), "token_head": (3,)}[self.scale]
-        if x.shape[2] == 0 and not self.grows:
-            raise ValueError(f"quant/{self.name}: a {self.scale} scale cannot be taken of an empty prompt")
-        amax = x.abs().float().amax(dim=shared, keepdim=True)
+        amax = x.abs().float().amax(dim=[at + 1 for at in SHARED[self.scale]], keepdim=True)
         return torch.where(amax > 0, amax / self.largest, torch.ones_like(amax))
+
+    def formats(self, layers: int, calibration: Calibration | None) -> tuple[Format, ...]:
+        if not self.calibrates:
+            return super().formats(layers, calibration)
+        assert calibration is not None
+        return tuple(
+            Calibrated(
+                self,
+                self._calibrated([piece[layer].keys for piece in calibration]),
+                self._calibrated([piece[layer].values for piece in calibration]),
+            )
+            for layer in range(layers)
+        )
+
+    def _calibrated(self, pieces: Sequence[Tensor]) -> Tensor:
+        """The scale ``[1, H or 1, 1, 1]`` that holds every piece ``[H, n, d]`` of a calibration text."""
+        return torch.stack([self.scale_of(piece[None]) for piece in pieces]).amax(dim=0)
 
     def quantized_tokens(self, tokens: int) -> int:
         return tokens
@@ -124,4 +166,27 @@ class ScaledFormat(Quant):
         return 2 * (tokens * shape.kv_heads * shape.head_dim + SCALE_BYTES * scales)
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
-        return ScaledStore(self, keys, values)
+        one = keys.new_ones(1, 1 if self.scale == "tensor" else keys.shape[1], 1, 1, dtype=torch.float32)
+        return ScaledStore(self, keys, values, (one, one) if self.scale_from == "one" else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated(Format):
+    """A scaled format whose scales ``[1, H or 1, 1, 1]`` a calibration text gave."""
+
+    origin: ScaledFormat
+    key_scale: Tensor
+    value_scale: Tensor
+
+    @property
+    def label(self) -> str:
+        return self.origin.label
+
+    def layer_bytes(self, tokens: int, shape: KVShape) -> int:
+        return self.origin.layer_bytes(tokens, shape)
+
+    def quantized_tokens(self, tokens: int) -> int:
+        return self.origin.quantized_tokens(tokens)
+
+    def store(self, keys: Tensor, values: Tensor) -> Store:
+        return ScaledStore(self.origin, keys, values, (self.key_scale, self.value_scale))

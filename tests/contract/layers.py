@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from strategies.base import Stack
+import torch
+
+from strategies.base import Calibration, PromptLayer, Stack
 from strategies.evict.keydiff import KeyDiff
 from strategies.evict.random import Random
 from strategies.evict.snapkv import SnapKV
 from strategies.evict.window import Window
-from strategies.quant.fp8 import FP8
+from strategies.quant.flexgen import FlexGen4
+from strategies.quant.fp8 import FP8, FP8E5M2
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
+from strategies.quant.nvfp4 import NVFP4
+from strategies.quant.per_layer import PerLayer
+from strategies.quant.turboquant import PRESETS, TurboQuant
+from strategies.structure.lowrank import LowRank
 
 EVICTIONS = {
     "window": Window(keep=0.5),
@@ -22,12 +29,22 @@ FORMATS = {
     "fp8": FP8(),
     "fp8_head": FP8(scale="head"),
     "fp8_tensor": FP8(scale="tensor"),
+    "fp8_text": FP8(scale="head", scale_from="text"),
+    "fp8_one": FP8(scale="tensor", scale_from="one"),
+    "fp8_e5m2": FP8E5M2(scale="tensor", scale_from="one"),
     "int8": INT8(),
     "int8_head": INT8(scale="head"),
     "int8_tensor": INT8(scale="tensor"),
     "kivi4": KIVI(bits=4, group=8, residual=16),
     "kivi2": KIVI(bits=2, group=16, residual=32),
+    "per_layer": PerLayer(pairs=("K4V2",), group=8, residual=16),
+    "per_layer_budget": PerLayer(budget=7.5, group=8, residual=16),
+    "flexgen4": FlexGen4(group=16),
+    "nvfp4": NVFP4(),
+    "nvfp4_4over6": NVFP4(four_over_six=True),
+    **{f"turboquant_{preset}": TurboQuant(preset=preset, skip=()) for preset in PRESETS},
 }
+STRUCTURES = {"lowrank": LowRank(rank=64)}
 STACKS = [
     Stack("full"),
     *(Stack(name, evict=layer) for name, layer in EVICTIONS.items()),
@@ -37,4 +54,23 @@ STACKS = [
         for evict in EVICTIONS
         for quant in ("fp8", "int8_tensor", "kivi4", "kivi2")
     ),
+    *(Stack(name, structure=layer) for name, layer in STRUCTURES.items()),
+    *(Stack(f"lowrank+{quant}", structure=STRUCTURES["lowrank"], quant=FORMATS[quant]) for quant in FORMATS),
+    Stack("lowrank+window+kivi4", STRUCTURES["lowrank"], EVICTIONS["window"], FORMATS["kivi4"]),
 ]
+
+
+def text(layers: int = 1, heads: int = 2, dim: int = 32, pieces: int = 2) -> Calibration:
+    """A made-up calibration text: ``pieces`` times 80 tokens."""
+    chance = torch.Generator().manual_seed(5)
+
+    def layer(index: int) -> PromptLayer:
+        keys, values = (torch.randn(heads, 80, dim, generator=chance) for _ in range(2))
+        return PromptLayer(keys, values, torch.randn(3 * heads, 16, dim, generator=chance), dim**-0.5, index, 0)
+
+    return tuple(tuple(layer(index) for index in range(layers)) for _ in range(pieces))
+
+
+def fitted(stack: Stack, layers: int = 1) -> Stack:
+    """``stack`` with what it learns from that text, if it learns."""
+    return stack.fit(layers, text(layers)) if stack.calibrates else stack

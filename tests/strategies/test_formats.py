@@ -21,7 +21,7 @@ def shape(dim: int, element_bytes: int, layers: int = 1, heads: int = 1) -> KVSh
 
 def test_kivi_bytes_are_the_published_ones() -> None:
     """n=4096, d=128, 2 bits, G=32, R=128 at bfloat16: 196,608 B of keys and 223,232 B of values, 4.995 times less."""
-    kivi = KIVI(bits=2, group=32, residual=128)
+    kivi = KIVI(bits=2, group=32, residual=128).format
     assert kivi.layer_bytes(4096, shape(128, 2)) == 196_608 + 223_232
     assert shape(128, 2).exact_bytes(4096) / kivi.layer_bytes(4096, shape(128, 2)) == pytest.approx(4.995, abs=5e-4)
 
@@ -105,7 +105,7 @@ def test_kivi_is_the_paper_s_algorithm_with_its_flushes(bits: int, prompt: int) 
     plain = PlainKIVI(bits, group, residual)
     for t in range(total):
         plain.append(keys[t].tolist(), values[t].tolist())
-    store = KIVI(bits=bits, group=group, residual=residual).store(
+    store = KIVI(bits=bits, group=group, residual=residual).format.store(
         keys[None, None, :prompt], values[None, None, :prompt]
     )
     for t in range(prompt, total):
@@ -139,7 +139,7 @@ def test_a_frozen_scale_clips_later_outliers_and_counts_them() -> None:
 
 def test_zeros_stay_zeros() -> None:
     zeros = torch.zeros(1, 2, 40, 16)
-    for layer in (FP8(), FP8(scale="tensor"), INT8(), KIVI(bits=2, group=8, residual=16)):
+    for layer in (FP8(), FP8(scale="tensor"), INT8(), KIVI(bits=2, group=8, residual=16).format):
         for read in layer.store(zeros, zeros).read():
             assert torch.equal(read, zeros)
 
@@ -147,7 +147,7 @@ def test_zeros_stay_zeros() -> None:
 def test_outliers_of_ten_thousand_stay_finite_in_two_bits() -> None:
     x = torch.randn(1, 1, 64, 32)
     x[0, 0, ::7, 3] = 1e4
-    for read in KIVI(bits=2, group=32, residual=32).store(x, x).read():
+    for read in KIVI(bits=2, group=32, residual=32).format.store(x, x).read():
         assert torch.isfinite(read).all()
         assert math.isclose(float(read.max()), 1e4, rel_tol=1e-3)
 
