@@ -87,6 +87,7 @@ def doctor(config: DictConfig) -> None:
 
 COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "report": report, "doctor": doctor}
 BARE_WORDS = {"report": "run"}  # a bare word of this command is this key's value
+LISTS = ("compare",)  # commas in these values part the names of a list, and never make a sweep
 
 
 def main() -> None:
@@ -140,6 +141,11 @@ def _completed_command() -> str:
 
 
 def _as_override(command: str, word: str) -> str:
+    """A word as Hydra reads it: a bare word is the value of its key, and names with commas between them are a list."""
+    field, _, value = word.partition("=")
+    if field in LISTS and not value.startswith("["):
+        quoted = ['"' + name.strip().replace('"', '\\"') + '"' for name in value.split(",")]
+        return f"{field}=[{','.join(quoted)}]"
     key = BARE_WORDS.get(command)
     return f"{key}='{word}'" if key and not word.startswith("-") and "=" not in word else word
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import yaml
 
+from harness import compare
 from harness import manifest as manifests
 from harness import report as reports
-from harness.judge import judge, report_gate, results_of, strict_exit
+from harness.judge import candidates, judge, report_gate, results_of, strict_exit
 from harness.store import ResultStore, write_atomic
 from harness.types import BadInput, Gate, strangers
 
@@ -36,7 +37,7 @@ def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
     manifest = manifests.make_manifest(planned, command)
     manifests.save(manifest, folder)
     local.execute(planned)
-    verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, rescore=False)
+    verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare, rescore=False)
     print(reports.text_table(verdict))
     print(f"report: {folder / 'report.html'}")
     return strict_exit(verdict) if planned.gate.strict else 0
@@ -50,7 +51,11 @@ def report(config: Mapping[str, Any]) -> int:
     gate = report_gate(manifest["gate"], config["gate"])
     if wrong := strangers(gate, {group["label"]: group["fidelity"] for group in manifest["groups"]}):
         raise BadInput(*wrong)
-    verdict = _judge_and_write(ResultStore(results_of(folder)), folder, manifest, gate, rescore=config["rescore"])
+    compared = config["compare"] or manifest.get("compare", ())
+    if wrong := compare.problems(compared, candidates(manifest)):
+        raise BadInput(*wrong)
+    store = ResultStore(results_of(folder))
+    verdict = _judge_and_write(store, folder, manifest, gate, compared, rescore=config["rescore"])
     if config["format"] == "json":
         print(json.dumps(verdict, indent=1))
     else:
@@ -60,9 +65,15 @@ def report(config: Mapping[str, Any]) -> int:
 
 
 def _judge_and_write(
-    store: ResultStore, folder: Path, manifest: Mapping[str, Any], gate: Gate, *, rescore: bool
+    store: ResultStore,
+    folder: Path,
+    manifest: Mapping[str, Any],
+    gate: Gate,
+    compared: Sequence[str],
+    *,
+    rescore: bool,
 ) -> dict[str, Any]:
-    verdict, samples, _ = judge(store, manifest, gate, rescore=rescore)
+    verdict, samples, _ = judge(store, manifest, gate, compared=compared, rescore=rescore)
     write_atomic(folder / "verdict.json", json.dumps(verdict, indent=1, ensure_ascii=False, allow_nan=False))
     reports.write(folder, verdict, samples)
     return verdict

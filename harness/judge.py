@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from harness import samples as sample_files
+from harness.compare import ComparisonInput, compare
 from harness.make import make
 from harness.store import Damage, ResultStore
 from harness.types import BadInput, Decision, Gate, Pair, Record, Sample, State, canonical, digest
@@ -42,6 +44,10 @@ class GroupRecords:
     def role(self, role: str) -> CellRecords | None:
         return next((cell for cell in self.cells if cell.planned["role"] == role), None)
 
+    @property
+    def candidates(self) -> dict[str, CellRecords]:
+        return {cell.planned["strategy"]: cell for cell in self.cells if cell.planned["role"] == "candidate"}
+
     @cached_property
     def baseline(self) -> CellRecords:
         baseline = self.role("baseline")
@@ -65,7 +71,7 @@ class GroupRecords:
 
 
 def judge(
-    store: ResultStore, manifest: Mapping[str, Any], gate: Gate, *, rescore: bool = False
+    store: ResultStore, manifest: Mapping[str, Any], gate: Gate, *, compared: Sequence[str] = (), rescore: bool = False
 ) -> tuple[dict[str, Any], pd.DataFrame, list[Damage]]:
     """Judge every cell of a run from stored facts.
 
@@ -73,6 +79,7 @@ def judge(
         store: Where the cells are.
         manifest: The run's ``run.json``.
         gate: What counts as good enough; the run's own gate, or another.
+        compared: Strategies that are compared with each other, every two of them; none if empty.
         rescore: Judge the stored responses again with the tasks' scorers as they are now.
 
     Returns:
@@ -82,14 +89,16 @@ def judge(
     seeds = {group["seed"] for group in manifest["groups"]}
     groups = [_read(store, group, len(seeds) > 1, rescore, damaged) for group in manifest["groups"]]
     gating = gate.tasks or tuple(dict.fromkeys(g.planned["label"] for g in groups if not g.task.fidelity))
-    notes = _notes(manifest, gate, rescore)
+    notes = _notes(manifest, gate, compared, rescore)
     cells: list[tuple[CellVerdict, dict[str, Any]]] = []
+    pairs: list[ComparisonInput] = []
     for group in groups:
-        for cell in group.cells:
-            if cell.planned["role"] == "candidate":
-                look, held = _look(store, group, cell, gate, notes)
-                judged = judge_cell(_cell_input(group, cell, look), held, gating)
-                cells.append((judged, _cell_json(judged, group, cell)))
+        looks = {name: _look(store, group, cell, gate, notes) for name, cell in group.candidates.items()}
+        for name, cell in group.candidates.items():
+            look, held = looks[name]
+            judged = judge_cell(_cell_input(group, cell, look), held, gating)
+            cells.append((judged, _cell_json(judged, group, cell, manifest["model"])))
+        pairs += _comparison_inputs(group, compared, looks)
     strategies = _strategies([judged for judged, _ in cells], groups, gate)
     verdict = {
         "schema": SCHEMA,
@@ -105,6 +114,7 @@ def judge(
         "python": manifest["engine"]["versions"]["python"],
         "strategies": strategies,
         "cells": [facts for _, facts in cells],
+        "comparisons": [asdict(comparison) for comparison in compare(pairs)],
         "notes": [*dict.fromkeys(notes), *map(str, damaged)],
     }
     return verdict, pd.DataFrame([row for group in groups for row in _rows(group)]), damaged
@@ -125,7 +135,8 @@ def _read(
         if rescore:
             mine = {key: _rescored(task, wanted[key], record) for key, record in mine.items()}
         cells.append(CellRecords(cell, mine))
-    mode = planned["compress"] + (f" seed={planned['seed']}" if several_seeds else "")
+    chunked = " chunked" if planned["prefill"] == "chunked" else ""
+    mode = planned["compress"] + chunked + (f" seed={planned['seed']}" if several_seeds else "")
     return GroupRecords(planned, mode, task, samples, cells)
 
 
@@ -136,10 +147,11 @@ def _rescored(task: Task, sample: Sample, record: Record) -> Record:
     return replace(record, state=score.state, score=score.value, answer=score.answer)
 
 
-def _pairs(group: GroupRecords, other: CellRecords) -> tuple[Pair, ...]:
+def _pairs(group: GroupRecords, other: CellRecords, against: CellRecords | None = None) -> tuple[Pair, ...]:
+    """Each sample as the baseline, or the cell that stands in its place, and another cell saw it."""
     pairs = []
     for sample in group.samples:
-        a, b = group.baseline.records.get(sample.id), other.records.get(sample.id)
+        a, b = (against or group.baseline).records.get(sample.id), other.records.get(sample.id)
         hashes = {record.prompt_hash for record in (a, b) if record and record.prompt_hash}
         pairs.append(
             Pair(
@@ -152,7 +164,7 @@ def _pairs(group: GroupRecords, other: CellRecords) -> tuple[Pair, ...]:
                 baseline_fault=a.fault if a else None,
                 candidate_fault=b.fault if b else None,
                 prompts_agree=len(hashes) < 2,
-                acted=all(evidence.acted for evidence in b.evidence) if b else True,
+                acted=all(evidence.acted for record in (a, b) if record for evidence in record.evidence),
             )
         )
     return tuple(pairs)
@@ -206,6 +218,24 @@ def _cell_input(group: GroupRecords, cell: CellRecords, look: int) -> CellInput:
     )
 
 
+def _comparison_inputs(
+    group: GroupRecords, names: Sequence[str], looks: Mapping[str, tuple[int, Gate]]
+) -> list[ComparisonInput]:
+    """Every two of the named strategies that this group has, unless it only measures fidelity.
+
+    Both were looked at as often as the younger of the two was; of two promises the stricter one holds.
+    """
+    here = [name for name in names if name in looks and not group.task.fidelity]
+    inputs = []
+    for a, b in combinations(here, 2):
+        (look, gate), (other_look, other_gate) = looks[a], looks[b]
+        cell = _cell_input(group, group.candidates[a], min(look, other_look))
+        cell = replace(cell, pairs=_pairs(group, group.candidates[a], against=group.candidates[b]))
+        stricter = min(gate, other_gate, key=lambda gate: gate.alpha / gate.looks)
+        inputs.append(ComparisonInput(b, cell, stricter))
+    return inputs
+
+
 def _fidelity(cell: CellRecords) -> dict[str, float]:
     """Means over samples of what following the baseline measured; kl_max is the largest."""
     measured = [r.response.fidelity for r in cell.records.values() if r.response and r.response.fidelity]
@@ -215,12 +245,14 @@ def _fidelity(cell: CellRecords) -> dict[str, float]:
     return {**means, "kl_max": max(facts["kl_max"] for facts in measured)}
 
 
-def _cell_json(verdict: CellVerdict, group: GroupRecords, cell: CellRecords) -> dict[str, Any]:
+def _cell_json(
+    verdict: CellVerdict, group: GroupRecords, cell: CellRecords, model: Mapping[str, Any]
+) -> dict[str, Any]:
     facts = asdict(verdict)
     facts["reasons"] = list(verdict.reasons)
     return {
         **facts,
-        "memory": _memory(cell),
+        "memory": _memory(cell, model["element_bytes"], model["deploy_element_bytes"]),
         "evidence": _evidence(cell),
         "output_tokens": _output_tokens(cell),
         "output_tokens_baseline": _output_tokens(group.baseline),
@@ -228,8 +260,11 @@ def _cell_json(verdict: CellVerdict, group: GroupRecords, cell: CellRecords) -> 
     }
 
 
-def _memory(cell: CellRecords) -> dict[str, float | int] | None:
-    """Bytes a prompt token, each over all samples; the peak is the largest seen."""
+def _memory(cell: CellRecords, held: int, deployed: int) -> dict[str, float | int] | None:
+    """Bytes a prompt token, each over all samples; the peak is the largest seen.
+
+    ``held`` and ``deployed`` are the sizes of an unquantized element here and where the model will be deployed.
+    """
     memory = [record.memory for record in cell.records.values() if record.memory]
     if not memory:
         return None
@@ -237,8 +272,9 @@ def _memory(cell: CellRecords) -> dict[str, float | int] | None:
     return {
         "formula_bytes_per_token": sum(m.formula_bytes for m in memory) / tokens,
         "stored_bytes_per_token": sum(m.stored_bytes for m in memory) / tokens,
-        "deploy_bytes_per_token": cell.planned["deploy_bytes_per_token"],
-        "deploy_full_bytes_per_token": cell.planned["deploy_full_bytes_per_token"],
+        "deploy_bytes_per_token": sum(m.formula_bytes + m.unpacked_elements * (deployed - held) for m in memory)
+        / tokens,
+        "deploy_full_bytes_per_token": sum(m.full_elements for m in memory) * deployed / tokens,
         "working_bytes_per_token": sum(m.working_bytes for m in memory) / tokens,
         "peak_bytes": max(m.peak_bytes for m in memory),
         "kept_fraction": sum(m.kept_fraction * m.prompt_tokens for m in memory) / tokens,
@@ -313,7 +349,7 @@ def _ladders(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[f
     return {key: sorted(rows, reverse=True) for key, rows in alike.items() if len(rows) > 1}
 
 
-def _notes(manifest: Mapping[str, Any], gate: Gate, rescore: bool) -> list[str]:
+def _notes(manifest: Mapping[str, Any], gate: Gate, compared: Sequence[str], rescore: bool) -> list[str]:
     promised = manifest["gate"]
     notes = [
         f"gate.{key} was changed after the run: promised {promised[key]}, judged at {value}"
@@ -322,6 +358,11 @@ def _notes(manifest: Mapping[str, Any], gate: Gate, rescore: bool) -> list[str]:
     ]
     if gate.tasks and list(gate.tasks) != list(promised["tasks"]):
         notes.append(f"gate.tasks was changed after the run: judged on {', '.join(gate.tasks)}")
+    if set(compared) != set(manifest.get("compare", ())):  # fewer names are chosen too, and Holm would be milder
+        notes.append(
+            f"compare was chosen after the run: {', '.join(compared)}. If their scores were known by then, confirm what is "
+            "found on another seed"
+        )
     if rescore:
         notes.append("stored responses were scored again with the scorers of this version")
     return notes
@@ -376,6 +417,12 @@ def strict_exit(verdict: Mapping[str, Any]) -> int:
     if Decision.NO_GO in decisions:
         return 1
     return 0 if decisions == {Decision.GO} else 3
+
+
+def candidates(manifest: Mapping[str, Any]) -> list[str]:
+    """Names of the strategies that a run judges."""
+    cells = [cell for group in manifest["groups"] for cell in group["cells"] if cell["role"] == "candidate"]
+    return list(dict.fromkeys(cell["strategy"] for cell in cells))
 
 
 def results_of(folder: Path) -> Path:

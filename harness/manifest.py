@@ -16,7 +16,6 @@ from harness.types import BadInput
 
 if TYPE_CHECKING:
     from harness.plan import Group, Plan  # a report reads manifests without what planning needs
-    from strategies.base import Stack
 
 SCHEMA = "kvgate.run/1"
 
@@ -29,6 +28,8 @@ def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         "id": plan.facts.display,
         "weights_sha": plan.facts.identity["weights"],
         "deploy_dtype": plan.facts.deploy_dtype,
+        "deploy_element_bytes": plan.facts.deploy_bytes,
+        "element_bytes": shape.element_bytes,
         "layers": shape.layers,
         "kv_heads": shape.kv_heads,
         "query_heads": shape.query_heads,
@@ -44,6 +45,7 @@ def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         "model": model,
         "engine": {**engine, "versions": provenance.versions(), "cpu": provenance.cpu()},
         "gate": asdict(plan.gate),
+        "compare": list(plan.compare),
         "kvgate": provenance.versions()["kvgate"],
         "git": provenance.git_commit(),
         "groups": [_group(plan, group) for group in plan.groups],
@@ -51,13 +53,6 @@ def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
 
 
 def _group(plan: Plan, group: Group) -> dict[str, Any]:
-    deploy, tokens = plan.facts.shape.at(plan.facts.deploy_bytes), sum(group.tokens)
-
-    def deploy_bytes(stack: Stack) -> float:
-        """Predicted bytes a prompt token at the deployment dtype, over all samples."""
-        return sum(stack.formula_bytes(n, deploy) for n in group.tokens) / tokens
-
-    full = next(cell.stack for cell in group.cells if cell.role == "baseline")
     return {
         "label": group.label,
         "task": dict(group.task_config),
@@ -65,6 +60,7 @@ def _group(plan: Plan, group: Group) -> dict[str, Any]:
         "graded": group.task.graded,
         "fidelity": group.task.fidelity,
         "compress": group.compress,
+        "prefill": group.prefill,
         "seed": group.seed,
         "n": group.n,
         "samples_file": group.samples_file.name,
@@ -76,8 +72,6 @@ def _group(plan: Plan, group: Group) -> dict[str, Any]:
                 "strategy": cell.strategy,
                 "describe": cell.stack.describe(),
                 "stack": dict(cell.stack.spec()),
-                "deploy_bytes_per_token": deploy_bytes(cell.stack),
-                "deploy_full_bytes_per_token": deploy_bytes(full),
             }
             for cell in group.cells
         ],

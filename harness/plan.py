@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from harness import calibration
+from harness import compare as comparisons
 from harness import samples as sample_files
 from harness.engines.base import Engine, ModelFacts
 from harness.make import make
@@ -44,6 +46,7 @@ class Group:
     task: Task
     task_config: Mapping[str, Any]
     compress: str
+    prefill: str
     seed: int
     n: int
     samples: list[Sample]
@@ -54,7 +57,7 @@ class Group:
 
     @property
     def mode(self) -> str:
-        return f"compress={self.compress} seed={self.seed}"
+        return f"compress={self.compress} prefill={self.prefill} seed={self.seed}"
 
     @property
     def id(self) -> str:
@@ -71,8 +74,10 @@ class Plan:
     engine_config: Mapping[str, Any]
     engine: Engine
     facts: ModelFacts
+    calibration: Mapping[str, Any]
     gate: Gate
     groups: tuple[Group, ...]
+    compare: tuple[str, ...] = ()  # strategies that are also compared with each other
 
     def missing(self, group: Group) -> dict[str, set[str]]:
         """By cell address, the ids of samples that have no answer yet; failures of infrastructure are tried again."""
@@ -99,6 +104,7 @@ class Plan:
             {
                 "model": self.model_config,
                 "engine": self.engine_config,
+                "calibration": self.calibration,
                 "results_dir": str(self.store.root),
                 "groups": groups,
             }
@@ -117,6 +123,7 @@ class Plan:
             "id": group.id,
             "task": group.task_config,
             "compress": group.compress,
+            "prefill": group.prefill,
             "seed": group.seed,
             "samples_file": str(group.samples_file),
             "samples_set": group.samples_set,
@@ -154,6 +161,11 @@ def plan(jobs: Sequence[Job]) -> Plan:
     problems += found
     if stacks and not any(stack.layers() for stack in stacks.values()):
         problems.append("strategy must name at least one beside full, which always runs as the baseline, got full")
+    compare = _compare(jobs)
+    if not found:  # else some strategies have no name yet
+        known = [stack.name for stack in stacks.values() if stack.layers()]
+        for names in (job.config.get("compare") or () for job in jobs):
+            problems += comparisons.problems(names, known)
     control, found = _control(first["gate"])
     problems += found
     tasks, found = _tasks(jobs)
@@ -172,7 +184,10 @@ def plan(jobs: Sequence[Job]) -> Plan:
     if facts is not None:
         for stack in stacks.values():
             problems += stack.problems(facts.shape)
+            problems += _prefills(engine, stack, facts, {job.config["prefill"] for job in jobs}) if engine else []
         problems += [p.replace("strategy.", "gate.control.") for p in control.problems(facts.shape)] if control else []
+        if any(stack.calibrates for stack in stacks.values()):
+            problems += calibration.problems(first["calibration"], facts.tokenizer)
         for task in tasks.values():
             problems += [f"{problem} (task {task.name})" for problem in task.problems(facts.tokenizer)]
     problems += strangers(gate, {label: tasks[key].fidelity for key, label in _labels(tasks).items()})
@@ -185,8 +200,10 @@ def plan(jobs: Sequence[Job]) -> Plan:
         engine_config=first["engine"],
         engine=engine,
         facts=facts,
+        calibration=first["calibration"],
         gate=gate,
         groups=_groups(jobs, store, engine, facts, stacks, control, tasks),
+        compare=compare,
     )
     if idle := [problem for group in plan.groups for problem in _idle(group)]:
         raise BadInput(*dict.fromkeys(idle))
@@ -195,7 +212,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
 
 def _mixed(jobs: Sequence[Job]) -> list[str]:
     problems = []
-    for key in ("model", "engine", "gate"):
+    for key in ("model", "engine", "gate", "calibration"):
         if len({canonical(job.config[key]) for job in jobs}) > 1:
             problems.append(f"{key}: one run compares strategies on one {key}; start a run for each")
     return problems
@@ -209,6 +226,8 @@ def _numbers(config: Mapping[str, Any]) -> list[str]:
         problems.append(f"seed must be 0 or more, got {config['seed']}")
     if config["compress"] not in ("prompt", "context"):
         problems.append(f"compress must be prompt or context, got {config['compress']!r}")
+    if config["prefill"] not in ("exact", "chunked"):
+        problems.append(f"prefill must be exact or chunked, got {config['prefill']!r}")
     if str(config["name"]).strip() in ("", ".", "..") or set(str(config["name"])) & set("/\\"):
         problems.append(f"name must be a plain folder name, got {config['name']!r}")
     return problems
@@ -241,6 +260,11 @@ def _stacks(jobs: Sequence[Job]) -> tuple[dict[str, Stack], list[str]]:
     return stacks, problems
 
 
+def _compare(jobs: Sequence[Job]) -> tuple[str, ...]:
+    """All jobs share one list: what any of them names."""
+    return tuple(dict.fromkeys(name for job in jobs for name in job.config.get("compare") or ()))
+
+
 def _control(gate: Mapping[str, Any]) -> tuple[Stack | None, list[str]]:
     try:
         return make_stack(CONTROL, gate["control"], "gate.control"), []
@@ -270,6 +294,15 @@ def _refusals(engine: Engine, stack: Stack, field: str = "strategy") -> list[str
     ]
 
 
+def _prefills(engine: Engine, stack: Stack, facts: ModelFacts, asked: set[str]) -> list[str]:
+    answers = {prefill: engine.prefills(stack, prefill, facts.shape) for prefill in asked}  # type: ignore[arg-type]
+    return [
+        f"prefill={prefill}: engine {engine.name} refuses {stack.name}: {answer.why}"
+        for prefill, answer in answers.items()
+        if not answer.yes
+    ]
+
+
 def _labels(tasks: Mapping[str, Task]) -> dict[str, str]:
     """A label for each task: its name, with a number where one name stands for several settings."""
     names = Counter(task.name for task in tasks.values())
@@ -290,14 +323,14 @@ def _groups(
     control: Stack,
     tasks: Mapping[str, Task],
 ) -> tuple[Group, ...]:
-    members: dict[tuple[str, str, int], list[Job]] = {}
+    members: dict[tuple[str, str, str, int], list[Job]] = {}
     for job in jobs:
-        where = (canonical(job.config["task"]), job.config["compress"], job.config["seed"])
+        where = (canonical(job.config["task"]), *(job.config[key] for key in ("compress", "prefill", "seed")))
         members.setdefault(where, []).append(job)
     labels = _labels(tasks)
     return tuple(
         _group(labels[key], tasks[key], same, store, engine, facts, stacks, control)
-        for (key, _, _), same in members.items()
+        for (key, *_), same in members.items()
     )
 
 
@@ -313,7 +346,8 @@ def _group(
 ) -> Group:
     """The cells of jobs that share task, seed and mode."""
     config = same[0].config
-    compress, seed, n = config["compress"], config["seed"], max(job.config["n"] for job in same)
+    compress, prefill, seed = (config[key] for key in ("compress", "prefill", "seed"))
+    n = max(job.config["n"] for job in same)
     file, samples = _samples(store, task, facts, n, seed)
 
     def cell(role: str, stack: Stack, layers: Mapping[str, Any], batch: str = "joint") -> PlannedCell:
@@ -322,7 +356,13 @@ def _group(
             "engine": engine.spec(),
             "stack": stack.spec(),
             "task": task.spec(),
-            "mode": {"compress": compress, "prefill": "exact", "pass": "cold", "batch": batch},
+            "mode": {
+                "compress": compress,
+                "prefill": prefill if stack.packs else "exact",  # nothing to read back: the same either way
+                "pass": "cold",
+                "batch": batch,
+            },
+            **({"calibration": calibration.spec(config["calibration"])} if stack.calibrates else {}),
             "generation": "greedy",
             "seed": seed,
         }
@@ -341,6 +381,7 @@ def _group(
         task=task,
         task_config=config["task"],
         compress=compress,
+        prefill=prefill,
         seed=seed,
         n=n,
         samples=samples,

@@ -30,15 +30,24 @@ class GateSchema:
 
 
 @dataclass
+class CalibrationSchema:
+    text: str | None = None
+    tokens: int = MISSING
+
+
+@dataclass
 class RunSchema:
     model: Any = MISSING
     engine: Any = MISSING
     strategy: Any = MISSING
     task: Any = MISSING
     gate: GateSchema = field(default_factory=GateSchema)
+    compare: list[str] = field(default_factory=list)
     n: int = MISSING
     seed: int = MISSING
     compress: str = MISSING
+    prefill: str = MISSING
+    calibration: CalibrationSchema = field(default_factory=CalibrationSchema)
     name: str = MISSING
     results_dir: str = MISSING
     dry_run: bool = False
@@ -59,6 +68,7 @@ class ReportSchema:
     run: str = MISSING
     results_dir: str = MISSING
     gate: ReportGateSchema = field(default_factory=ReportGateSchema)
+    compare: list[str] = field(default_factory=list)
     rescore: bool = False
     format: str = MISSING
 

@@ -116,6 +116,8 @@ class Memory:
     working_bytes: int  # dense copy that this engine computes on; scratch, not storage
     peak_bytes: int  # allocator peak (GPU) or process peak (CPU) of the joint decode that this sample was part of
     kept_fraction: float  # tokens kept / prompt tokens, over all layers and heads
+    unpacked_elements: int  # formula_bytes grows by so much for each byte that an unquantized element is larger
+    full_elements: int  # elements of the full cache of the same prompt
 
 
 @dataclass(frozen=True)

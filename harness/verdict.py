@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Self
 
 import numpy as np
 
@@ -108,8 +109,8 @@ def judge_cell(cell: CellInput, gate: Gate, gating_tasks: Collection[str]) -> Ce
         gate: What was promised before the run.
         gating_tasks: Names of all gating tasks of the run, resolved: never "empty means all".
     """
-    sorted_pairs = _sort_pairs(cell.pairs)
-    test = _deciding_test(cell, sorted_pairs.used)
+    sorted_pairs = sort_pairs(cell.pairs)
+    test = deciding_test(cell, sorted_pairs.used)
     facts = _describe(cell, gate, gating_tasks, sorted_pairs, test)
     if cell.fidelity:
         shown = "Fidelity is measured and shown; it is never a ground for GO or NO-GO."
@@ -124,7 +125,7 @@ def judge_cell(cell: CellInput, gate: Gate, gating_tasks: Collection[str]) -> Ce
 
 
 @dataclass(frozen=True)
-class _SortedPairs:
+class SortedPairs:
     """The pairs of a comparison by their fate."""
 
     num_finished: int  # samples that both sides ran
@@ -141,7 +142,7 @@ class _SortedPairs:
         return self.baseline_lost + self.candidate_lost + self.both_lost
 
 
-def _sort_pairs(pairs: Iterable[Pair]) -> _SortedPairs:
+def sort_pairs(pairs: Iterable[Pair]) -> SortedPairs:
     finished = [p for p in pairs if State.NOT_RUN not in (p.baseline_state, p.candidate_state)]
     acting = [p for p in finished if p.acted or not p.acts_by_prompt]
     lost = [
@@ -151,7 +152,7 @@ def _sort_pairs(pairs: Iterable[Pair]) -> _SortedPairs:
         )
         for p in acting
     ]
-    return _SortedPairs(
+    return SortedPairs(
         num_finished=len(finished),
         num_acted=sum(p.acted for p in finished),
         mismatched=sum(not p.prompts_agree for p in finished),
@@ -188,6 +189,11 @@ class _Units:
     @property
     def d(self) -> Floats:
         return self.candidate - self.baseline
+
+    @property
+    def mirrored(self) -> Self:
+        """The same units with the sides changed over."""
+        return type(self)(self.candidate, self.baseline)
 
     @property
     def n(self) -> int:
@@ -265,10 +271,10 @@ def _min_flip_margin(n: int, alpha: float, power: float, flip_rate: float) -> fl
     return stats.smallest_margin(lambda margin: n > 0 and stats.ni_power(n, margin, alpha, flip_rate) >= power)
 
 
-_Test = _FlipTest | _BettingTest
+DecidingTest = _FlipTest | _BettingTest
 
 
-def _deciding_test(cell: CellInput, used: Sequence[Pair]) -> _Test:
+def deciding_test(cell: CellInput, used: Sequence[Pair]) -> DecidingTest:
     """The units of ``used`` pairs, with the test that fits the cell: its scores and whether its samples share clusters.
 
     Raises:
@@ -277,7 +283,7 @@ def _deciding_test(cell: CellInput, used: Sequence[Pair]) -> _Test:
     used = () if cell.fidelity else used  # teacher-forced samples have no score
     baseline = [_right(p.baseline, p.baseline_state) for p in used]
     candidate = [_right(p.candidate, p.candidate_state) for p in used]
-    if _is_clustered(cell):
+    if is_clustered(cell):
         names = [_cluster(p) for p in used]
         return _BettingTest(stats.cluster_means(baseline, names), stats.cluster_means(candidate, names))
     if cell.graded:
@@ -287,7 +293,7 @@ def _deciding_test(cell: CellInput, used: Sequence[Pair]) -> _Test:
     return _FlipTest(np.array(baseline), np.array(candidate))
 
 
-def _is_clustered(cell: CellInput) -> bool:
+def is_clustered(cell: CellInput) -> bool:
     return len({_cluster(p) for p in cell.pairs}) < len(cell.pairs)
 
 
@@ -300,7 +306,7 @@ def _cluster(pair: Pair) -> tuple[str, str]:
 
 
 def _describe(
-    cell: CellInput, gate: Gate, gating_tasks: Collection[str], sorted_pairs: _SortedPairs, test: _Test
+    cell: CellInput, gate: Gate, gating_tasks: Collection[str], sorted_pairs: SortedPairs, test: DecidingTest
 ) -> CellVerdict:
     """Everything that is known before any test is made; the decision is still MEASURED."""
     used = sorted_pairs.used
@@ -312,7 +318,7 @@ def _describe(
         decision=Decision.MEASURED,
         gating=cell.task in gating_tasks and not cell.fidelity,
         n=test.n,
-        clusters=test.n if _is_clustered(cell) else None,
+        clusters=test.n if is_clustered(cell) else None,
         samples=len(used),
         baseline=baseline,
         score=float(test.candidate.mean()) if test.n else None,
@@ -327,8 +333,8 @@ def _describe(
         lost=test.lost,
         lost_pairs=sum(_is_lost(p) for p in used),
         flip_rate=test.flip_rate,
-        noise_flip_rate=_reference_test(cell, cell.noise).flip_rate,
-        control_delta=_reference_test(cell, cell.control).delta,
+        noise_flip_rate=reference_test(cell, cell.noise).flip_rate,
+        control_delta=reference_test(cell, cell.control).delta,
         n_needed=None,
         n_needed_observed=None,
         min_margin=None,
@@ -354,25 +360,25 @@ def _is_lost(pair: Pair) -> bool:
     return pair.candidate_state is not State.SCORED and (pair.baseline or 0.0) > 0
 
 
-def _reference_test(cell: CellInput, pairs: Sequence[Pair]) -> _Test:
+def reference_test(cell: CellInput, pairs: Sequence[Pair]) -> DecidingTest:
     """The same test on the baseline's own noise or on the positive control."""
-    return _deciding_test(cell, _sort_pairs(pairs).used)
+    return deciding_test(cell, sort_pairs(pairs).used)
 
 
-def _void_reasons(cell: CellInput, gate: Gate, facts: CellVerdict, sorted_pairs: _SortedPairs) -> list[str]:
+def _void_reasons(cell: CellInput, gate: Gate, facts: CellVerdict, sorted_pairs: SortedPairs) -> list[str]:
     """Every reason why no conclusion can be drawn from this comparison, as one sentence each."""
     checks = (
-        _check_prompts(sorted_pairs),
+        check_prompts(sorted_pairs),
         _check_acted(sorted_pairs),
-        _check_left_out(sorted_pairs),
+        check_left_out(sorted_pairs),
         _check_headroom(facts, cell.chance),
-        _check_noise(_reference_test(cell, cell.noise)),
-        _check_control(_reference_test(cell, cell.control), gate.alpha),
+        check_noise(reference_test(cell, cell.noise)),
+        check_control(reference_test(cell, cell.control), gate.alpha),
     )
     return [reason for reason in checks if reason]
 
 
-def _check_prompts(sorted_pairs: _SortedPairs) -> str | None:
+def check_prompts(sorted_pairs: SortedPairs) -> str | None:
     if not sorted_pairs.mismatched:
         return None
     return (
@@ -381,13 +387,15 @@ def _check_prompts(sorted_pairs: _SortedPairs) -> str | None:
     )
 
 
-def _check_acted(sorted_pairs: _SortedPairs) -> str | None:
+def _check_acted(sorted_pairs: SortedPairs) -> str | None:
     if sorted_pairs.num_acted:
         return None
     return f"The strategy acted on none of {sorted_pairs.num_finished} samples, so its effect was not tested."
 
 
-def _check_left_out(sorted_pairs: _SortedPairs) -> str | None:
+def check_left_out(
+    sorted_pairs: SortedPairs, baseline_name: str = "the baseline", candidate_name: str = "the candidate"
+) -> str | None:
     """Too many lost, or so many more on one side that the loss itself may be an effect of the strategy."""
     left_out, total = sorted_pairs.left_out, sorted_pairs.left_out + len(sorted_pairs.used)
     if left_out > MAX_LEFT_OUT * total:
@@ -398,7 +406,7 @@ def _check_left_out(sorted_pairs: _SortedPairs) -> str | None:
     baseline, candidate = sorted_pairs.baseline_lost, sorted_pairs.candidate_lost
     if stats.mcnemar_p_value(baseline, candidate) < SYSTEMATIC:
         return (
-            f"Infrastructure failures are one-sided ({baseline} of the baseline, {candidate} of the candidate), so "
+            f"Infrastructure failures are one-sided ({baseline} of {baseline_name}, {candidate} of {candidate_name}), so "
             "the pairs that are left are not a fair sample. Run again to retry them."
         )
     return None
@@ -413,7 +421,7 @@ def _check_headroom(facts: CellVerdict, chance: float) -> str | None:
     )
 
 
-def _check_noise(noise: _Test) -> str | None:
+def check_noise(noise: DecidingTest) -> str | None:
     p_value = stats.mcnemar_p_value(noise.gained, noise.lost)
     if p_value >= SYSTEMATIC:
         return None
@@ -423,19 +431,19 @@ def _check_noise(noise: _Test) -> str | None:
     )
 
 
-def _check_control(control: _Test, alpha: float) -> str | None:
+def check_control(control: DecidingTest, alpha: float) -> str | None:
     if not control.n:
         return "The positive control was not run, so it is unknown whether this task can see damage to the KV cache."
     p_value = control.harm_p_value()
     if p_value <= alpha:
         return None
     return (
-        f"The positive control, which must hurt, does no detectable harm: {_points(control.delta)} over {control.n} "
+        f"The positive control, which must hurt, does no detectable harm: {points(control.delta)} over {control.n} "
         f"(p = {p_value:.2g}, needs {alpha:.2g}). This task cannot see damage to the KV cache."
     )
 
 
-def _incomplete(facts: CellVerdict, test: _Test, power: float, num_finished: int, planned_n: int) -> CellVerdict:
+def _incomplete(facts: CellVerdict, test: DecidingTest, power: float, num_finished: int, planned_n: int) -> CellVerdict:
     """No test before the promised samples are in: stopping when it looks good is not allowed."""
     return replace(
         _with_n_needed(facts, test, power),
@@ -444,7 +452,7 @@ def _incomplete(facts: CellVerdict, test: _Test, power: float, num_finished: int
     )
 
 
-def _with_test(facts: CellVerdict, test: _Test, power: float) -> CellVerdict:
+def _with_test(facts: CellVerdict, test: DecidingTest, power: float) -> CellVerdict:
     """Add what the deciding test says; for valid cells only."""
     margin = _known(facts.margin)
     low, high = test.interval(facts.alpha, margin)
@@ -458,7 +466,7 @@ def _with_test(facts: CellVerdict, test: _Test, power: float) -> CellVerdict:
     )
 
 
-def _with_n_needed(facts: CellVerdict, test: _Test, power: float) -> CellVerdict:
+def _with_n_needed(facts: CellVerdict, test: DecidingTest, power: float) -> CellVerdict:
     if not facts.margin:
         return facts
     return replace(
@@ -468,7 +476,7 @@ def _with_n_needed(facts: CellVerdict, test: _Test, power: float) -> CellVerdict
     )
 
 
-def _decide(facts: CellVerdict, test: _Test, power: float, remarks: tuple[str, ...]) -> CellVerdict:
+def _decide(facts: CellVerdict, test: DecidingTest, power: float, remarks: tuple[str, ...]) -> CellVerdict:
     """GO, NO-GO or INCONCLUSIVE for a valid cell whose test was made."""
     looks_spent = facts.look > facts.looks
     passed = _known(facts.p_value) <= facts.alpha
@@ -481,36 +489,36 @@ def _decide(facts: CellVerdict, test: _Test, power: float, remarks: tuple[str, .
     return replace(facts, decision=Decision.INCONCLUSIVE, reasons=(reason, *remarks))
 
 
-def _harm_reasons(facts: CellVerdict, test: _Test) -> list[str]:
+def _harm_reasons(facts: CellVerdict, test: DecidingTest) -> list[str]:
     """Why this is NO-GO, if it is: two tests that share alpha."""
     margin, delta, level = _known(facts.margin), _known(facts.delta), facts.alpha / 2
     reasons = []
     worse = test.harm_p_value()
     if worse <= level and delta < -margin:
         reasons.append(
-            f"The candidate is worse than the baseline (p = {worse:.2g}, level {level:.2g}), by {_points(-delta)} "
-            f"where {_points(margin)} are allowed: {facts.lost} lost, {facts.gained} gained of {facts.n}."
+            f"The candidate is worse than the baseline (p = {worse:.2g}, level {level:.2g}), by {points(-delta)} "
+            f"where {points(margin)} are allowed: {facts.lost} lost, {facts.gained} gained of {facts.n}."
         )
     beyond = stats.betting_harm_p_value(test.d, margin)
     if beyond <= level:
         reasons.append(
-            f"The loss is larger than the {_points(margin)} allowed (p = {beyond:.2g}, level {level:.2g}): the "
-            f"observed change is {_points(delta)} over {facts.n}."
+            f"The loss is larger than the {points(margin)} allowed (p = {beyond:.2g}, level {level:.2g}): the "
+            f"observed change is {points(delta)} over {facts.n}."
         )
     return reasons
 
 
 def _go_reason(facts: CellVerdict) -> str:
     return (
-        f"A loss of {_points(facts.margin)} or more is ruled out (p = {facts.p_value:.2g}, level {facts.alpha:.2g}): "
-        f"the observed change is {_points(facts.delta)} over {facts.n}, and at worst {_points(facts.ci_low)}."
+        f"A loss of {points(facts.margin)} or more is ruled out (p = {facts.p_value:.2g}, level {facts.alpha:.2g}): "
+        f"the observed change is {points(facts.delta)} over {facts.n}, and at worst {points(facts.ci_low)}."
     )
 
 
 def _undecided_reason(facts: CellVerdict) -> str:
     return (
-        f"The change is {_points(facts.delta)} over {facts.n} and may be as bad as {_points(facts.ci_low)}; the margin "
-        f"is {_points(facts.margin)}. {_n_needed_sentence(facts)}"
+        f"The change is {points(facts.delta)} over {facts.n} and may be as bad as {points(facts.ci_low)}; the margin "
+        f"is {points(facts.margin)}. {_n_needed_sentence(facts)}"
     )
 
 
@@ -527,7 +535,7 @@ def _n_needed_sentence(facts: CellVerdict) -> str:
         observed = "if the true change is the observed one, no number is enough"
     else:
         observed = f"{facts.n_needed_observed} if the true change is the observed one"
-    smallest = "" if facts.min_margin is None else f" This n decides margins from {_points(facts.min_margin)} upwards."
+    smallest = "" if facts.min_margin is None else f" This n decides margins from {points(facts.min_margin)} upwards."
     return f"About {facts.n_needed} {unit} are needed if nothing truly changed, {observed}.{smallest}"
 
 
@@ -545,7 +553,7 @@ def _remarks(cell: CellInput, facts: CellVerdict) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def _points(value: float | None) -> str:
+def points(value: float | None) -> str:
     """A difference in percentage points."""
     return f"{100 * _known(value):.2f} points"
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from harness import samples as sample_files
+from harness.calibration import text_of
 from harness.engines.base import Answer, Row, Session
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
 from harness.types import BadInput, Record, Sample, State, Unsupported
+from strategies.base import Stack
 from tasks.base import Task
 
 PATIENCE = 3  # samples in a row that may fail in every row before the unit is given up
@@ -37,14 +39,21 @@ def run_unit(unit: Mapping[str, Any]) -> None:
         facts = dict(session.facts())
         emit("opened", facts=facts)
         for group in unit["groups"]:
-            _run_group(group, session, store, facts)
+            _run_group(group, unit["calibration"], session, store, facts)
     emit("done")
 
 
-def _run_group(group: Mapping[str, Any], session: Session, store: ResultStore, facts: Mapping[str, Any]) -> None:
+def _run_group(
+    group: Mapping[str, Any],
+    calibration: Mapping[str, Any],
+    session: Session,
+    store: ResultStore,
+    facts: Mapping[str, Any],
+) -> None:
     task = make(group["task"], "task")
     batches = [
-        [Row(row["cell"], make_stack(row["strategy"], row["stack"])) for row in batch] for batch in group["batches"]
+        [Row(row["cell"], _stack(row["strategy"], row["stack"], calibration, session)) for row in batch]
+        for batch in group["batches"]
     ]
     cells = [row.cell for batch in batches for row in batch]
     for cell in cells:
@@ -56,7 +65,7 @@ def _run_group(group: Mapping[str, Any], session: Session, store: ResultStore, f
         if not wanted:
             continue
         emit("sample", group=group["id"], sample=sample.id, cells=sorted(c for c in cells if sample.id in todo[c]))
-        answers = list(session.run(sample, wanted, compress=group["compress"], seed=group["seed"]))
+        answers = list(session.run(sample, wanted, **{key: group[key] for key in ("compress", "prefill", "seed")}))
         lost = lost + 1 if all(answer.fault == "infrastructure" for answer in answers) else 0
         if lost == PATIENCE:
             raise BadInput(f"engine: {PATIENCE} samples in a row failed in every row, the last with {answers[0].error}")
@@ -65,6 +74,12 @@ def _run_group(group: Mapping[str, Any], session: Session, store: ResultStore, f
                 store.cell(answer.cell).append([judged(task, sample, answer)])
         emit("answered", group=group["id"], sample=sample.id)
     emit("group", group=group["id"])
+
+
+def _stack(name: str, config: Mapping[str, Any], calibration: Mapping[str, Any], session: Session) -> Stack:
+    """The strategy, with what its layers learn from the calibration text."""
+    stack = make_stack(name, config)
+    return session.fit(stack, text_of(calibration["text"]), calibration["tokens"]) if stack.calibrates else stack
 
 
 def _wanted(batches: Sequence[Sequence[Row]], todo: Mapping[str, set[str]], sample: str) -> list[list[Row]]:

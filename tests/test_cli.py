@@ -67,6 +67,13 @@ REFUSED = {
     "control that drops nothing": (["strategy=fp8", "gate.control.evict.keep=1.0"], "gate.control.evict", "below"),
     "a name that leads elsewhere": (["strategy=fp8", "name=.."], "name must be", "'..'"),
     "fidelity as a gate": (["strategy=fp8", "task=fidelity", "gate.tasks=[fidelity]"], "never grants GO"),
+    "comparing a stranger": (
+        ["strategy=fp8,int8", "compare=fp8,int9"],
+        "compare must name strategies of this run (fp8, int8), got 'int9'",
+    ),
+    "comparing one": (["strategy=fp8", "compare=fp8"], "compare must name two strategies or more, got fp8"),
+    "comparing twice the same": (["strategy=fp8", "compare=fp8,fp8"], "each strategy once, got 'fp8' 2 times"),
+    "comparing with full": (["strategy=full,fp8", "compare=fp8,full"], "got 'full'", "compared with it anyway"),
     "control": (["strategy=fp8", "gate.control.evict.keep=3"], "gate.control.evict.keep must be in (0, 1], got 3"),
 }
 
@@ -148,6 +155,65 @@ def test_a_grid_is_one_run_with_one_comparison(kvgate: Kvgate) -> None:
     assert said.code == 0
     assert said.out.count("3 of 3 in the store") == 5 and said.out.count("0 of 3 in the store") == 1
     assert "decides margins down to" in said.out
+
+
+def test_candidates_are_compared_with_each_other(kvgate: Kvgate) -> None:
+    said = kvgate.run("-m", "strategy=window,keydiff,fp8", "compare=window,keydiff", "task=needle_single,fidelity")
+    assert said.code == 0, said.err
+    assert "Candidate against candidate\nneedle_single: No difference between window and keydiff" in said.out
+    folder = kvgate.results / "runs" / "r"
+    manifest, verdict = (json.loads((folder / f"{name}.json").read_text()) for name in ("run", "verdict"))
+    assert manifest["compare"] == ["window", "keydiff"]
+    assert 'compare=["window","keydiff"]' in manifest["command"]  # as it can be typed again
+    (found,) = verdict["comparisons"]
+    assert (found["a"], found["b"], found["task"], found["n"]) == ("window", "keydiff", "needle_single", 3)
+    assert (found["finding"], found["delta"], found["p_value"]) == ("no difference shown", 0, 1)
+    assert "above chance" in found["reasons"][0]  # a random model is right nowhere: that is not equivalence
+    assert len(pd.read_csv(folder / "comparisons.csv")) == 1
+    before, where = (folder / "report.html").read_bytes(), f"results_dir={kvgate.results}"
+    assert kvgate("report", "r", where).code == 0 and (folder / "report.html").read_bytes() == before
+    again = json.loads(kvgate("report", "r", where, "compare=fp8,window,keydiff", "format=json").out)
+    pairs = [(one["a"], one["b"]) for one in again["comparisons"]]
+    assert pairs == [("fp8", "window"), ("fp8", "keydiff"), ("window", "keydiff")]
+    assert any("compare was chosen after the run: fp8, window, keydiff" in note for note in again["notes"])
+    said = kvgate("report", "r", where, "compare=fp8,int8")
+    assert said.code == 2 and "strategies of this run (window, keydiff, fp8), got 'int8'" in said.err
+
+
+def test_a_difference_is_that_of_the_first_name_from_the_second(
+    kvgate: Kvgate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.types import Response, Sample, Score, State
+    from tasks.retrieval.needle import Needle
+
+    assert kvgate.run("-m", "strategy=window,keydiff", "compare=keydiff,window").code == 0
+    cells = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())["cells"]
+    texts = {cell["strategy"]: _texts(kvgate, cell["address"]) for cell in cells}
+    assert not texts["window"] & texts["keydiff"]
+
+    def partial(self: Needle, sample: Sample, response: Response) -> Score:
+        return Score(State.SCORED, float(response.text in texts["window"]), response.text)
+
+    monkeypatch.setattr(Needle, "score", partial)
+    where = f"results_dir={kvgate.results}"
+    (found,) = json.loads(kvgate("report", "r", where, "format=json", "rescore=true").out)["comparisons"]
+    assert (found["a"], found["b"], found["delta"], found["b_score"]) == ("keydiff", "window", -1, 1)
+    assert (found["a_alone"], found["b_alone"], found["p_value"]) == (0, 3, 0.25)
+
+
+def _texts(kvgate: Kvgate, address: str) -> set[str]:
+    return {record.response.text for record in ResultStore(kvgate.results).cell(address).read()[0].values()}
+
+
+def test_names_made_of_what_a_stack_is_can_be_compared(kvgate: Kvgate) -> None:
+    grid = ["strategy=snapkv", "strategy.evict.keep=0.5,0.25", "strategy/quant=none,fp8"]
+    names = "snapkv@0.5, snapkv@0.25+fp8"
+    assert kvgate.run("-m", *grid, f"compare={names}", "dry_run=true").code == 0
+    lists = "compare=[snapkv@0.5,snapkv@0.25],[snapkv@0.25,snapkv@0.9]"  # a sweep of lists: the jobs share all names
+    said = kvgate.run("-m", *grid, lists, "dry_run=true")
+    assert said.code == 2 and "snapkv@0.25+fp8), got 'snapkv@0.9'" in said.err
+    lists = lists.replace("@0.9", "@0.5+fp8").replace("snapkv@0.5+fp8", "'snapkv@0.5+fp8'")
+    assert kvgate.run("-m", *grid, lists, "dry_run=true").code == 0
 
 
 def test_stacks_are_named_by_what_they_are_when_the_command_line_changes_them(kvgate: Kvgate) -> None:

@@ -27,6 +27,7 @@ BANNED = {
     "harness/engines/base.py": ["torch", "transformers"],
     "harness/stats.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
     "harness/verdict.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
+    "harness/compare.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
     "harness/judge.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/report": ["torch", "transformers", "harness.engines", "strategies", "tasks", "hydra", "omegaconf"],
     "harness/plan.py": ["torch", "transformers", "hydra", "omegaconf", "strategies.evict", "strategies.quant"],

@@ -26,7 +26,7 @@ def record(sample: str = "s0", score: float | None = 1.0, state: State = State.S
         answer="42",
         response=Response("42 </script>", (1, 2), "stop", {"kl_mean": 0.5}),
         evidence=(Evidence("quant/fp8", True, "quantized 5 of 5", {"clipped_elements": 0.0}),),
-        memory=Memory(10, 1, 2, 3, 4, 5, 0.5),
+        memory=Memory(10, 1, 2, 3, 4, 5, 0.5, 6, 7),
         seconds=0.25,
     )
     return replace(whole, **changes)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from strategies.base import KVShape, Layer, Stack
 from tasks.base import Tokenizer
 
 Compress = Literal["prompt", "context"]
+Prefill = Literal["exact", "chunked"]
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,22 @@ class Session(ABC):
     """A loaded model."""
 
     @abstractmethod
+    def fit(self, stack: Stack, text: str, tokens: int) -> Stack:
+        """``stack`` with what its calibrating layers learn from the first ``tokens`` tokens of ``text``."""
+
+    @abstractmethod
     def run(
-        self, sample: Sample, batches: Sequence[Sequence[Row]], *, compress: Compress, seed: int
+        self,
+        sample: Sample,
+        batches: Sequence[Sequence[Row]],
+        *,
+        compress: Compress,
+        prefill: Prefill = "exact",
+        seed: int,
     ) -> Iterator[Answer]:
         """Answer one sample with every row, prefilling once.
 
+        With ``prefill="chunked"`` a row that packs its cache reads its prompt chunk by chunk through what it has stored.
         Rows of one batch decode together. The first row of the first batch is the baseline, which samples that
         ``follow`` are measured against. An answer does not depend on which rows decode beside it, up to float rounding.
         """
@@ -100,6 +112,10 @@ class Engine(ABC):
     @abstractmethod
     def supports(self, layer: Layer) -> Support:
         """Whether this engine can serve ``layer``. Pure; answers without the engine's library installed."""
+
+    @abstractmethod
+    def prefills(self, stack: Stack, prefill: Prefill, shape: KVShape) -> Support:
+        """Whether this engine can prefill ``stack`` that way for a model of this shape. Pure."""
 
     @abstractmethod
     def load_key(self, stack: Stack) -> str:

@@ -22,8 +22,8 @@ def write(folder: Path, verdict: Mapping[str, Any], samples: pd.DataFrame) -> li
     The same verdict and samples give the same bytes: nothing here reads a clock or draws a random number.
 
     Args:
-        folder: Made if it does not exist. Other files in it are left alone; a plot of ours that this verdict does not
-            have is removed, so that no picture of an older verdict stands beside this one.
+        folder: Made if it does not exist. Other files in it are left alone; a plot or table of ours that this verdict
+            does not have is removed, so that nothing of an older verdict stands beside this one.
         verdict: Content of verdict.json, schema ``kvgate.verdict/1``. Any number may be None.
         samples: One row per (strategy, task, mode, sample); the baseline's own rows are those of strategy ``full``.
     """
@@ -36,7 +36,9 @@ def write(folder: Path, verdict: Mapping[str, Any], samples: pd.DataFrame) -> li
         "summary.csv": sheet.render(verdict).encode(),
         **{f"plots/{picture.file}": picture.png for picture in pictures},
     }
-    for stale in plots.FILES:
-        if f"plots/{stale}" not in files:
-            (folder / "plots" / stale).unlink(missing_ok=True)
+    if comparisons := sheet.comparisons(verdict):
+        files["comparisons.csv"] = comparisons.encode()
+    for stale in ("comparisons.csv", *(f"plots/{file}" for file in plots.FILES)):
+        if stale not in files:
+            (folder / stale).unlink(missing_ok=True)
     return [write_atomic(folder / name, content) for name, content in files.items()]

@@ -37,6 +37,11 @@ def _blocks(page: Page, pictures: Sequence[Plot]) -> Iterator[str]:
         ],
     )
     yield escape(page.matrix_note)
+    if page.comparisons.rows:
+        yield f"## {page.comparisons.title}"
+        yield _table(page.comparisons)
+        yield bullets(page.comparison_whys)
+        yield escape(page.comparisons_note)
     yield "## What to do next"
     yield _table(page.next_steps) if page.next_steps.rows else "Every strategy is decided."
     yield "## Task by task"

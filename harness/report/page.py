@@ -75,6 +75,9 @@ class Page:
     matrix_columns: tuple[str, ...]
     matrix: tuple[tuple[Card, tuple[Square | None, ...]], ...]
     matrix_note: str
+    comparisons: Table  # without rows if no candidates were compared with each other
+    comparison_whys: tuple[str, ...]
+    comparisons_note: str
     next_steps: Table
     tasks: tuple[TaskPart, ...]
     glossary: tuple[tuple[str, str], ...]
@@ -104,6 +107,9 @@ def build(verdict: Mapping[str, Any], samples: pd.DataFrame) -> Page:
             for name, card in cards.items()
         ),
         matrix_note=sentences.matrix_note(outlook),
+        comparisons=tables.comparisons(outlook),
+        comparison_whys=tuple(sentences.comparison_why(outlook, pair) for pair in outlook.comparisons),
+        comparisons_note=sentences.comparisons_note(outlook),
         next_steps=tables.next_steps(outlook),
         tasks=tuple(TaskPart(outlook.label(column), tables.of_task(outlook, column)) for column in outlook.columns),
         glossary=sentences.glossary(outlook),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.report.format import MINUS, count, general, missing, percent, signed
-from harness.report.outlook import Cell, Outlook
+from harness.report.outlook import Cell, Outlook, at
 from harness.types import Decision
 
 PEAK_SCOPE = "process peak of the joint decode, shared by all strategies"
@@ -142,6 +142,26 @@ def glossary(outlook: Outlook) -> tuple[tuple[str, str], ...]:
         ("control d", "what the positive control, which must hurt, did on this task; no harm there is VOID"),
         ("lost pairs", "right with the full cache, truncated or failed with the strategy: counted as wrong"),
         ("left out, not acted", "pairs lost to infrastructure, and samples on which a layer had nothing to do"),
+    )
+
+
+def comparison_why(outlook: Outlook, comparison: Mapping[str, Any]) -> str:
+    """One sentence for a pair of candidates on a task."""
+    reasons = " ".join(comparison.get("reasons") or ()) or "No reason was recorded."
+    if comparison["finding"] == "not compared":
+        reasons = f"{comparison['a']} and {comparison['b']} are not compared. {reasons}"
+    return f"{outlook.label(at(comparison))}: {reasons}"
+
+
+def comparisons_note(outlook: Outlook) -> str:
+    """How to read the comparisons of candidates."""
+    tested = sum(not missing(comparison.get("p_value")) for comparison in outlook.comparisons)
+    kind = "absolute" if outlook.gate.get("margin_kind") != "relative" else "relative to the better of the two scores"
+    return (
+        f"d = a {MINUS} b, on the same samples; alone: where one did better than the other. Better: the two-sided test of "
+        f"no difference rejects after Holm over all {count(tested)} comparisons that could be made. Equivalent: the "
+        f"interval lies within ±δ (δ {kind}); each such claim stands at alpha by itself. No difference shown is neither "
+        "of the two. The candidates' own verdicts do not depend on this."
     )
 
 

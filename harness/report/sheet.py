@@ -1,10 +1,10 @@
-"""summary.csv: one row a cell, every scalar field, safe to open in a spreadsheet."""
+"""summary.csv, one row a cell, and comparisons.csv, one row a pair of candidates: safe to open in a spreadsheet."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness.report.format import missing
@@ -15,6 +15,11 @@ CELL_FIELDS = (
     *("ci_high", "margin", "alpha", "p_value", "test", "gained", "lost", "lost_pairs", "flip_rate", "noise_flip_rate"),
     *("control_delta", "n_needed", "n_needed_observed", "min_margin", "look", "looks", "left_out", "not_acted"),
     *("truncated", "failed", "output_tokens_baseline", "output_tokens", "address"),
+)
+COMPARISON_FIELDS = (
+    *("a", "b", "task", "mode", "finding", "within_margin", "n", "clusters", "samples", "a_score", "b_score", "delta"),
+    *("ci_low", "ci_high", "margin", "alpha", "p_value", "p_holm", "p_equivalence", "test", "a_alone", "b_alone"),
+    *("flip_rate", "n_needed", "n_needed_observed", "look", "looks", "left_out", "not_acted"),
 )
 FIDELITY_FIELDS = ("kl_mean", "kl_p99", "top1_agreement", "nll_delta")
 MEMORY_FIELDS = (
@@ -29,11 +34,32 @@ def render(verdict: Mapping[str, Any]) -> str:
     """The table as CSV text. A null is an empty field; the header is the same for every verdict."""
     outlook = Outlook(verdict)
     rows = [_row(outlook, strategy, cell) for strategy in outlook.strategies for cell in outlook.of(strategy["name"])]
+    return _csv(_row(outlook, {}, {}), rows)
+
+
+def comparisons(verdict: Mapping[str, Any]) -> str:
+    """Candidate against candidate as CSV text; empty if there is no such comparison."""
+    outlook = Outlook(verdict)
+    rows = [_comparison(outlook, pair) for pair in outlook.comparisons]
+    return _csv(_comparison(outlook, {}), rows) if rows else ""
+
+
+def _csv(header: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_row(outlook, {}, {}))
+    writer.writerow(header)
     writer.writerows([_field(value) for value in row.values()] for row in rows)
     return text.getvalue()
+
+
+def _comparison(outlook: Outlook, pair: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "run": outlook.verdict.get("name"),
+        "model": outlook.model.get("id"),
+        "seed": outlook.verdict.get("seed"),
+        **{name: pair.get(name) for name in COMPARISON_FIELDS},
+        "reasons": "; ".join(pair.get("reasons") or ()),
+    }
 
 
 def _row(outlook: Outlook, strategy: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, Any]:

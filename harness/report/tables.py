@@ -121,6 +121,55 @@ def _or_last(value: float | None) -> float:
     return float("inf") if missing(value) else value
 
 
+def comparisons(outlook: Outlook) -> Table:
+    """Candidate against candidate, each pair and task a row."""
+    columns = (
+        "a",
+        "b",
+        "task",
+        "finding",
+        "n",
+        "scores a, b",
+        "d",
+        "CI of d",
+        "δ",
+        "a, b alone",
+        "alpha",
+        "p",
+        "p Holm",
+    )
+    columns += ("look", "left out", "not acted")
+    rows = tuple(
+        (
+            pair["a"],
+            pair["b"],
+            outlook.label(at(pair)),
+            finding(pair),
+            f"{count(pair.get('n'))}{'' if missing(pair.get('clusters')) else ' clusters'}",
+            f"{number(pair.get('a_score'))}, {number(pair.get('b_score'))}",
+            signed(pair.get("delta")),
+            interval(pair.get("ci_low"), pair.get("ci_high")) or MISSING,
+            general(pair.get("margin")),
+            f"{count(pair.get('a_alone'))}, {count(pair.get('b_alone'))}",
+            general(pair.get("alpha")),
+            p_value(pair.get("p_value")),
+            p_value(pair.get("p_holm")),
+            f"{count(pair.get('look'))} of {count(pair.get('looks'))}",
+            *(plain(pair.get(field)) for field in ("left_out", "not_acted")),
+        )
+        for pair in outlook.comparisons
+    )
+    return Table("Candidate against candidate", columns, rows, words=4)
+
+
+def finding(pair: Mapping[str, Any]) -> str:
+    """The finding, with names in the place of a and b."""
+    winner = {"a better": pair["a"], "b better": pair["b"]}.get(pair["finding"])
+    if winner is None:
+        return str(pair["finding"])
+    return f"{winner} better{', but within δ' if pair.get('within_margin') else ''}"
+
+
 def next_steps(outlook: Outlook) -> Table:
     """What would settle each strategy that is not settled: more samples, or the cause of a void put right.
 

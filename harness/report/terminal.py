@@ -32,7 +32,7 @@ def text_table(verdict: Mapping[str, Any], width: int | None = None) -> str:
     fixed = [head, overall, share]
     columns = [_task(outlook, column) for column in outlook.columns]
     blocks = [_block(fixed, group) for group in _groups(fixed, columns, width)]
-    return "\n\n".join([_title(outlook), *blocks, *_footer(outlook, width)]) + "\n"
+    return "\n\n".join([_title(outlook), *blocks, *_comparisons(outlook, width), *_footer(outlook, width)]) + "\n"
 
 
 def _task(outlook: Outlook, column: tuple[str, str]) -> list[str]:
@@ -87,6 +87,12 @@ def _title(outlook: Outlook) -> str:
         f"{plain(outlook.verdict.get('name'))}: {plain(outlook.model.get('id'))}, margin {general(gate.get('margin'))} "
         f"{gate.get('margin_kind') or 'absolute'}, alpha {general(gate.get('alpha'))} one-sided over {looks} looks"
     )
+
+
+def _comparisons(outlook: Outlook, width: int) -> list[str]:
+    wrap = textwrap.TextWrapper(width=width, subsequent_indent="  ")
+    lines = [wrap.fill(_line(sentences.comparison_why(outlook, pair))) for pair in outlook.comparisons]
+    return ["\n".join(["Candidate against candidate", *lines])] if lines else []
 
 
 def _footer(outlook: Outlook, width: int) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, QuantizedCache
 
 from harness.engines.base import Answer, Row
 from harness.engines.hf.attention import DECODE, PREFILL, attention, decode_attention, prefill_attention
@@ -22,6 +22,7 @@ from strategies.base import Stack
 from strategies.evict.keydiff import KeyDiff
 from strategies.evict.window import Window
 from strategies.quant.fp8 import FP8
+from strategies.quant.hf_cache import HFHQQ, HFQuanto
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
 from tests.conftest import tiny_tokenizer
@@ -46,9 +47,15 @@ def sample(index: int = 0, length: int = 150, new: int = 12, **changes: object) 
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def run(session: HFSession, one: Sample, stacks: list[Stack], compress: str = "prompt") -> dict[str, Answer]:
-    rows = [Row(stack.name, stack) for stack in stacks]
-    answers = session.run(one, [rows], compress=compress, seed=0)  # type: ignore[arg-type]
+def fitted(session: HFSession, stack: Stack) -> Stack:
+    return session.fit(stack, "the quick brown fox jumps over the lazy dog. " * 20, 300) if stack.calibrates else stack
+
+
+def run(
+    session: HFSession, one: Sample, stacks: list[Stack], compress: str = "prompt", prefill: str = "exact"
+) -> dict[str, Answer]:
+    rows = [Row(stack.name, fitted(session, stack)) for stack in stacks]
+    answers = session.run(one, [rows], compress=compress, prefill=prefill, seed=0)  # type: ignore[arg-type]
     return {answer.cell: answer for answer in answers}
 
 
@@ -125,8 +132,9 @@ def test_stored_bytes_equal_the_formula_to_the_byte(session: HFSession, compress
             fed += len(tokens(answer)) - (answer.response is not None and answer.response.finish == "length")
             held = stack.kept(answer.memory.prompt_tokens) + fed
             shape = session.about.shape
-            layer = stack.quant.layer_bytes(held, shape) if stack.quant else shape.exact_bytes(held)
-            assert answer.memory.stored_bytes_end == shape.layers * layer, (name, length)
+            formats = fitted(session, stack).formats(shape.layers)
+            expected = sum(f.layer_bytes(held, shape) if f else shape.exact_bytes(held) for f in formats)
+            assert answer.memory.stored_bytes_end == expected, (name, length)
 
 
 def test_stored_bytes_equal_the_formula_in_bfloat16(tiny: Path) -> None:
@@ -410,3 +418,31 @@ def test_full_is_plain_generate_on_the_real_model(smollm2: Path) -> None:
             if index < 3:
                 for stack in stacks:
                     assert tokens(joint[stack.name]) == tokens(run(session, one, [stack])[stack.name]), stack.name
+
+
+@pytest.mark.parametrize("backend", ["hf_quanto", "hf_hqq"])
+def test_the_library_s_quantized_cache_is_the_library_s(session: HFSession, backend: str) -> None:
+    """A row with the library's cache is plain ``generate`` with it, over several flushes."""
+    kind = {"hf_quanto": HFQuanto, "hf_hqq": HFHQQ}[backend]
+    quant = kind(bits=4, group=32, residual=8)
+    if quant.missing():
+        pytest.skip(quant.missing()[0])
+    for index in range(4):
+        one = sample(index, new=30)
+        prompt = session.tokenizer.prompt(one)
+        cache = QuantizedCache(
+            backend.removeprefix("hf_"), session.model.config, q_group_size=32, residual_length=8, nbits=4
+        )
+        with torch.inference_mode():
+            out = session.model.generate(
+                torch.tensor([prompt.context + prompt.rest]),
+                past_key_values=cache,
+                do_sample=False,
+                max_new_tokens=one.max_new_tokens,
+                eos_token_id=sorted(session.tokenizer.stop_ids),
+            )
+        said = out[0, len(prompt.context) + len(prompt.rest) :].tolist()
+        said = said[:-1] if said[-1] in session.tokenizer.stop_ids else said
+        answer = run(session, one, [FULL, Stack("q", quant=quant)])["q"]
+        assert tokens(answer) == tuple(said)
+        assert answer.memory is not None and answer.memory.stored_bytes == answer.memory.formula_bytes

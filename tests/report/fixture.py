@@ -63,6 +63,12 @@ def verdict() -> dict[str, Any]:
         "python": "3.11.9",
         "strategies": [_strategy(name, stack, cells) for name, stack, _, _ in STRATEGIES],
         "cells": cells,
+        "comparisons": [
+            _comparison("fp8", "int8-per-token", "niah_multikey", "equivalent within the margin"),
+            _comparison("fp8", STRATEGIES[-1][0], "niah_multikey", "a better"),
+            _comparison("fp8", "snapkv-25", "arithmetic_chain", "no difference shown"),
+            _comparison("fp8", "prefix-reuse", "instructions", "not compared"),
+        ],
         "notes": ["margin changed after the run: planned 0.01", HOSTILE],
     }
 
@@ -139,6 +145,46 @@ def _reasons(decision: str, name: str) -> list[str]:
         "INCONCLUSIVE": ["harm beyond the margin is neither excluded nor shown"],
         "NO-GO": ["d is below 0 at alpha / 2 and below the margin"],
     }.get(decision, [])
+
+
+def _comparison(a: str, b: str, task: str, finding: str) -> dict[str, Any]:
+    known = finding != "not compared"
+    reasons = {
+        "a better": f"{a} is better than {b} by 4.00 points over 400 samples, but within the margin {HOSTILE}.",
+        "not compared": "On none of 400 samples did both strategies act, so there is nothing to compare.",
+    }
+    return {
+        "a": a,
+        "b": b,
+        "task": task,
+        "mode": "prompt",
+        "finding": finding,
+        "within_margin": finding[0] in "ae" if known else None,
+        "n": 400 if known else 0,
+        "clusters": None,
+        "samples": 400 if known else 0,
+        "a_score": 0.9 if known else None,
+        "b_score": 0.86 if known else None,
+        "delta": 0.04 if known else None,
+        "ci_low": 0.011 if known else None,
+        "ci_high": 0.069 if known else None,
+        "margin": MARGIN,
+        "alpha": 0.025,
+        "p_value": 0.0002 if known else None,
+        "p_holm": 0.0006 if known else None,
+        "p_equivalence": 0.4 if known else None,
+        "test": "exact unconditional" if known else None,
+        "a_alone": 20,
+        "b_alone": 4,
+        "flip_rate": 0.06 if known else None,
+        "n_needed": 2345 if finding[0] == "n" and known else None,
+        "n_needed_observed": None,
+        "look": 1,
+        "looks": 2,
+        "left_out": 0,
+        "not_acted": 0,
+        "reasons": [reasons.get(finding, f"{finding}: {a} and {b}, over 400 samples.")],
+    }
 
 
 def _fidelity(name: str, i: int, share: float) -> dict[str, Any]:

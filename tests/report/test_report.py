@@ -42,7 +42,7 @@ def page(written) -> Tags:
 
 
 def test_every_file_is_written_and_nothing_else_is_left(written):
-    expected = {"report.html", "report.md", "summary.csv", *(f"plots/{name}" for name in PLOTS)}
+    expected = {"report.html", "report.md", "summary.csv", "comparisons.csv", *(f"plots/{name}" for name in PLOTS)}
     on_disk = {str(p.relative_to(written.folder)) for p in written.folder.rglob("*") if p.is_file()}
     assert on_disk == expected == {str(p.relative_to(written.folder)) for p in written.paths}
     for name in PLOTS:
@@ -125,6 +125,38 @@ def test_csv_text_is_never_a_formula(made, start):
 
 def test_csv_header_does_not_depend_on_the_verdict(made):
     assert sheet.render({}).splitlines()[0] == sheet.render(made.verdict()).splitlines()[0]
+
+
+def test_candidates_are_compared_in_every_format(written, page, made):
+    text = (written.folder / "report.md").read_text()
+    for shown in (text, "".join(page.text), report.text_table(written.verdict, width=120)):
+        assert "Candidate against candidate" in shown and "On none of 400 samples did both strategies act" in shown
+    assert "after Holm over all 3 comparisons that could be made" in text
+    assert "fp8 better, but within δ" in text
+    table = pd.read_csv(written.folder / "comparisons.csv")
+    assert list(table["finding"]) == [pair["finding"] for pair in written.verdict["comparisons"]]
+    assert table["p_value"].isna().tolist() == [False, False, False, True]
+    assert made.verdict()["comparisons"][0].keys() <= set(table.columns) | {"reasons"}
+
+
+def test_without_comparisons_nothing_is_said_of_them(written, tmp_path):
+    (tmp_path / "comparisons.csv").write_text("old")
+    verdict = {**written.verdict, "comparisons": []}
+    report.write(tmp_path, verdict, written.samples)
+    assert not (tmp_path / "comparisons.csv").exists()
+    shown = [(tmp_path / name).read_text() for name in ("report.html", "report.md")]
+    assert not any("andidate against candidate" in text for text in [*shown, report.text_table(verdict)])
+
+
+def test_the_comparisons_table_has_the_fields_of_a_comparison(made):
+    from dataclasses import fields
+
+    from harness.compare import Comparison, Finding
+
+    names = [field.name for field in fields(Comparison)]
+    assert {*sheet.COMPARISON_FIELDS, "reasons"} == set(names)
+    assert {pair["finding"] for pair in made.verdict()["comparisons"]} <= set(Finding)
+    assert all(list(pair) == names for pair in made.verdict()["comparisons"])
 
 
 def test_markdown_tables_are_rectangular(written):

@@ -18,7 +18,8 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from harness.engines.hf.prefill import Prefilled
-from strategies.base import Quant, Stack, Store
+from harness.engines.hf.rope import UnrotatedStore
+from strategies.base import Format, Stack, Store
 
 
 @dataclass
@@ -157,6 +158,14 @@ class JointCache(Cache):
                 survivors.append(bucket)
             layer.buckets = survivors
 
+    def join(self, other: JointCache, mine: list[int], theirs: list[int]) -> None:
+        """Take in the rows of ``other``, a cache of as many tokens; both sides' rows get the numbers given."""
+        for layer, more in zip(self.layers, other.layers, strict=True):
+            for buckets, numbers in ((layer.buckets, mine), (more.buckets, theirs)):
+                for bucket in buckets:
+                    bucket.rows = torch.tensor(numbers, device=bucket.rows.device)[bucket.rows]
+            layer.buckets += more.buckets
+
     def stored_bytes(self, rows: int) -> list[int]:
         """Bytes that each row's stores hold now, over all layers: of packed tensors, or of exact tokens held."""
         totals = [0] * rows
@@ -202,14 +211,17 @@ class JointCache(Cache):
 @torch.inference_mode()
 def build(prompt: Prefilled, stacks: Sequence[Stack], new_tokens: int) -> JointCache:
     """Compress the prompt for every stack; row i of the cache is ``stacks[i]``, with room for ``new_tokens`` more."""
+    formats = [stack.formats(len(prompt.layers)) for stack in stacks]
     layers = []
     for index, window in enumerate(prompt.windows):
-        buckets = _buckets(prompt, index, stacks, new_tokens)
+        buckets = _buckets(prompt, index, stacks, [mine[index] for mine in formats], new_tokens)
         layers.append(JointLayer(buckets, prompt.tokens, window))
     return JointCache(layers=layers)
 
 
-def _buckets(prompt: Prefilled, index: int, stacks: Sequence[Stack], new_tokens: int) -> list[Bucket]:
+def _buckets(
+    prompt: Prefilled, index: int, stacks: Sequence[Stack], formats: Sequence[Format | None], new_tokens: int
+) -> list[Bucket]:
     layer, window = prompt.layers[index], prompt.windows[index]
     heads, held, dim = layer.keys.shape
     orders: dict[object, Tensor] = {}  # one ranking serves a policy's whole budget ladder
@@ -223,15 +235,16 @@ def _buckets(prompt: Prefilled, index: int, stacks: Sequence[Stack], new_tokens:
             orders[stack.evict.ranking] = stack.evict.order(layer)
         return orders[stack.evict.ranking][:, :budget].sort(dim=-1).values
 
+    def positions(row: int) -> Tensor:
+        """Positions ``[H, m]`` of the tokens that a row keeps."""
+        everything, chosen = prompt.positions(index), kept(stacks[row])
+        return everything.expand(heads, -1) if chosen is None else everything[chosen]
+
     def length(row: int) -> int:
         return min(held, stacks[row].kept(prompt.tokens, window))
 
-    formats: list[Quant | None] = []
-    for stack in stacks:
-        if stack.quant not in formats:
-            formats.append(stack.quant)
     # rows by (length, format): buckets and, inside them, groups become runs of neighbours
-    ranked = sorted(range(len(stacks)), key=lambda row: (length(row), formats.index(stacks[row].quant)))
+    ranked = sorted(range(len(stacks)), key=lambda row: (length(row), formats.index(formats[row])))
     buckets = []
     for tokens, members in groupby(ranked, key=length):
         rows = list(members)
@@ -245,11 +258,18 @@ def _buckets(prompt: Prefilled, index: int, stacks: Sequence[Stack], new_tokens:
                 else:
                     dense[slot, :, :tokens] = source.gather(1, chosen[..., None].expand(-1, -1, source.shape[-1]))
         groups = []
-        for quant, same in groupby(range(len(rows)), key=lambda slot: stacks[rows[slot]].quant):
+        for format, same in groupby(range(len(rows)), key=lambda slot: formats[rows[slot]]):
             slots = list(same)
             start, stop = slots[0], slots[-1] + 1
-            store = quant.store(keys[start:stop, :, :tokens], values[start:stop, :, :tokens]) if quant else None
-            if store:
+            store = None
+            if format:
+                packed = keys[start:stop, :, :tokens], values[start:stop, :, :tokens]
+                rope = prompt.ropes[index] if format.unrotated else None
+                if rope:
+                    where = torch.stack([positions(rows[slot]) for slot in slots])
+                    store = UnrotatedStore(format, rope, *packed, where, prompt.tokens)
+                else:
+                    store = format.store(*packed)
                 keys[start:stop, :, :tokens], values[start:stop, :, :tokens] = store.read()
             groups.append(Group(start, stop, store))
         buckets.append(Bucket(torch.tensor(rows, device=keys.device), keys, values, tokens, groups))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from harness.engines.hf.attention import PREFILL, QueryWindow, attention
+from harness.engines.hf.rope import Rope, rope_of
 from harness.types import Unsupported
 from strategies.base import PromptLayer
 
@@ -24,6 +25,27 @@ class Prefilled:
     windows: tuple[int | None, ...]
     tokens: int
     logits: Tensor  # [V], after the last token
+    ropes: tuple[Rope | None, ...]  # by layer: how its keys are rotated, if that is known
+
+    def positions(self, layer: int) -> Tensor:
+        """Positions ``[n]`` of the tokens that are there of ``layer``."""
+        keys = self.layers[layer].keys
+        return torch.arange(self.tokens - keys.shape[1], self.tokens, device=keys.device)
+
+    def unrotated(self) -> tuple[PromptLayer, ...]:
+        """The layers with keys as they were before rotary positions, where these are known."""
+
+        def turned_back(index: int) -> PromptLayer:
+            layer, rope = self.layers[index], self.ropes[index]
+            where = self.positions(index).expand(1, *layer.keys.shape[:2])
+            return layer._replace(keys=rope.back(layer.keys[None], where)[0]) if rope else layer
+
+        return tuple(turned_back(index) for index in range(len(self.layers)))
+
+    def empty(self) -> Prefilled:
+        """The same prompt before its first token."""
+        layers = (layer._replace(keys=layer.keys[:, :0], values=layer.values[:, :0]) for layer in self.layers)
+        return replace(self, layers=tuple(layers), tokens=0)
 
 
 @torch.inference_mode()
@@ -47,7 +69,8 @@ def prefill(model: PreTrainedModel, token_ids: list[int], *, query_window: int, 
         )
         for index, layer in enumerate(cache.layers)
     )
-    return Prefilled(layers, windows, len(token_ids), out.logits[0, -1])
+    ropes = tuple(rope_of(model, layer) for layer in range(len(layers)))
+    return Prefilled(layers, windows, len(token_ids), out.logits[0, -1], ropes)
 
 
 def _window(layer: object) -> int | None:

@@ -10,12 +10,13 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,7 +27,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from harness.engines.base import Answer, Compress, Engine, ModelFacts, Row, Session, Support
+from harness.engines.base import Answer, Compress, Engine, ModelFacts, Prefill, Row, Session, Support
 from harness.engines.hf import fetch
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.decode import Reference, RowState, decode, feed, follow
@@ -34,10 +35,12 @@ from harness.engines.hf.joint import JointCache, build
 from harness.engines.hf.prefill import Prefilled, prefill
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.types import BadInput, Evidence, Memory, Sample, digest
-from strategies.base import KVShape, Layer, Stack
+from strategies.base import Calibration, Format, KVShape, Layer, Quant, Stack, Structure
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SERVED = (DynamicLayer, DynamicSlidingWindowLayer)
+CALIBRATION_PIECE = 1024  # tokens of a calibration text that are prefilled together
+CALIBRATION_QUERIES = 64  # last queries of each piece that calibrating layers may measure attention with
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,14 @@ class _Work:
     sample: Sample
     tokens: PromptTokens
     prompt: Prefilled
+    prefill: Prefill
     reference: Reference
     start: float  # perf_counter, before the prefill
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """What is in the cache when it is compressed."""
+        return (self.tokens.context + self.tokens.rest)[: self.prompt.tokens]
 
     @property
     def question(self) -> list[int]:
@@ -65,13 +74,43 @@ class HFSession(Session):
         self.chunk = chunk
         assert isinstance(facts.tokenizer, PromptTokenizer)
         self.tokenizer = facts.tokenizer
+        self._calibrations: dict[tuple[str, int], tuple[Prefilled, ...]] = {}
+        self._fitted: dict[tuple[str, int, Structure | None, Quant | None], tuple[Format | None, ...]] = {}
 
     def facts(self) -> Mapping[str, Any]:
         devices = sorted({str(parameter.device) for parameter in self.model.parameters()})
         return {"dtype": str(self.model.dtype).removeprefix("torch."), "devices": devices, "attention": "sdpa"}
 
+    def fit(self, stack: Stack, text: str, tokens: int) -> Stack:
+        # stacks that share their packing layers share one object a layer, and so decode as one group
+        key = (digest(text), tokens, stack.structure, stack.quant)
+        if key not in self._fitted:
+            shown = self._calibration(text, tokens, unrotated=stack.unrotated)
+            fitted = stack.fit(self.about.shape.layers, shown).fitted
+            assert fitted is not None
+            self._fitted[key] = fitted
+        return replace(stack, fitted=self._fitted[key])
+
+    def _calibration(self, text: str, tokens: int, *, unrotated: bool) -> Calibration:
+        key = (digest(text), tokens)
+        if key not in self._calibrations:
+            ids = self.tokenizer.encode(text)[:tokens]
+            pieces = [ids[at : at + CALIBRATION_PIECE] for at in range(0, len(ids), CALIBRATION_PIECE)]
+            self._calibrations[key] = tuple(
+                prefill(self.model, piece, query_window=CALIBRATION_QUERIES, chunk=self.chunk, seed=0)
+                for piece in pieces
+            )
+        pieces_read = self._calibrations[key]
+        return tuple(piece.unrotated() if unrotated else piece.layers for piece in pieces_read)
+
     def run(
-        self, sample: Sample, batches: Sequence[Sequence[Row]], *, compress: Compress, seed: int
+        self,
+        sample: Sample,
+        batches: Sequence[Sequence[Row]],
+        *,
+        compress: Compress,
+        prefill: Prefill = "exact",
+        seed: int,
     ) -> Iterator[Answer]:
         start = time.perf_counter()
         tokens = self.tokenizer.prompt(sample)
@@ -82,7 +121,7 @@ class HFSession(Session):
         except Exception as error:
             yield from (_failed(row, tokens, error, time.perf_counter() - start) for row in everyone)
             return
-        work = _Work(sample, tokens, prompt, Reference(leader=everyone[0]), start)
+        work = _Work(sample, tokens, prompt, prefill, Reference(leader=everyone[0]), start)
         for rows in batches:
             yield from self._isolated(work, rows)
 
@@ -109,9 +148,9 @@ class HFSession(Session):
     def _batch(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
         _reset_peak(self.model)
         prompt = work.prompt
-        cache = build(prompt, [row.stack for row in rows], len(work.question) + work.sample.max_new_tokens)
+        cache, logits = self._filled(work, [row.stack for row in rows])
         stored = cache.stored_bytes(len(rows))
-        states = self._decode(work, cache, rows)
+        states = self._decode(work, cache, logits, rows)
         peak, seconds = _peak_bytes(self.model), time.perf_counter() - work.start
         for row, size, (state, fidelity) in zip(rows, stored, states, strict=True):
             response = state.response(fidelity)
@@ -126,17 +165,34 @@ class HFSession(Session):
                 seconds=seconds,
             )
 
+    def _filled(self, work: _Work, stacks: Sequence[Stack]) -> tuple[JointCache, Tensor]:
+        """The rows' cache after the prompt, and their logits ``[B, V]`` after its last token."""
+        prompt, new_tokens = work.prompt, len(work.question) + work.sample.max_new_tokens
+        logits = prompt.logits.repeat(len(stacks), 1)
+        through = [row for row, stack in enumerate(stacks) if work.prefill == "chunked" and stack.packs]
+        exact = [row for row in range(len(stacks)) if row not in through]
+        cache = build(prompt, [stacks[row] for row in exact], new_tokens)
+        if through:
+            fed = build(prompt.empty(), [stacks[row] for row in through], prompt.tokens + new_tokens)
+            ids = torch.tensor([work.prompt_ids] * len(through), device=logits.device)
+            with attention(self.model, DECODE):
+                for at in range(0, prompt.tokens, self.chunk):
+                    logits[through] = feed(self.model, fed, ids[:, at : at + self.chunk], at)
+            cache.join(fed, exact, through)
+        return cache, logits
+
     def _decode(
-        self, work: _Work, cache: JointCache, rows: Sequence[Row]
+        self, work: _Work, cache: JointCache, logits: Tensor, rows: Sequence[Row]
     ) -> Sequence[tuple[RowState, dict[str, float] | None]]:
-        logits, position = work.prompt.logits.expand(len(rows), -1), work.prompt.tokens
+        position = work.prompt.tokens
         if work.question:
             asked = torch.tensor([work.question] * len(rows), device=logits.device)
             with attention(self.model, DECODE):
                 logits = feed(self.model, cache, asked, position)
             position += len(work.question)
         if work.sample.follow:
-            lead, exact_start = work.reference.leader in rows, not work.question
+            lead = work.reference.leader in rows
+            exact_start = not work.question and work.prefill == "exact"
             return follow(
                 self.model,
                 cache,
@@ -153,14 +209,18 @@ class HFSession(Session):
     def _memory(self, stack: Stack, prompt: Prefilled, stored: int, state: RowState, peak: int) -> Memory:
         shape = self.about.shape
         held = [stack.kept(prompt.tokens, window) for window in shape.windows]
+        formula, bytes_each = stack.formula_bytes(prompt.tokens, shape), shape.element_bytes
+        wider = stack.formula_bytes(prompt.tokens, shape.at(2 * bytes_each))
         return Memory(
             prompt_tokens=prompt.tokens,
             stored_bytes=stored,
             stored_bytes_end=state.stored_bytes_end or 0,
-            formula_bytes=stack.formula_bytes(prompt.tokens, shape),
+            formula_bytes=formula,
             working_bytes=state.working_bytes,
             peak_bytes=peak,
             kept_fraction=sum(held) / (len(held) * prompt.tokens),
+            unpacked_elements=(wider - formula) // bytes_each,
+            full_elements=Stack("full").formula_bytes(prompt.tokens, shape) // bytes_each,
         )
 
 
@@ -174,7 +234,7 @@ class HFEngine(Engine):
     """
 
     name: ClassVar[str] = "hf"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     prefill_chunk: int = 1024
     threads: int = 0
@@ -186,9 +246,19 @@ class HFEngine(Engine):
             raise ValueError(f"engine.threads must be 0 or more, got {self.threads}")
 
     def supports(self, layer: Layer) -> Support:
-        if layer.slot in ("evict", "quant"):
-            return Support(True, "acts on the real cache; memory is freed")
+        if layer.slot in ("structure", "evict", "quant"):
+            speed = "; simulated: its numbers are the hardware's, no speed is" if layer.simulated else ""
+            return Support(True, f"acts on the real cache; memory is freed{speed}")
         return Support(False, f"engine hf has no {layer.slot} slot")
+
+    def prefills(self, stack: Stack, prefill: Prefill, shape: KVShape) -> Support:
+        if prefill == "exact" or not stack.packs:
+            return Support(True, "the prompt is computed exactly, then compressed")
+        if stack.evict:
+            return Support(False, "an eviction ranks exact keys, and a chunked prefill of a packed cache has none")
+        if any(shape.windows):
+            return Support(False, "a packed layer with a sliding window cannot drop the tokens that leave it")
+        return Support(True, "each chunk is packed, and read back by the next")
 
     def load_key(self, stack: Stack) -> str:
         return "hf"  # every stack shares one load and one prefill

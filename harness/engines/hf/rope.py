@@ -1,0 +1,99 @@
+"""Keys as they were before rotary positions, for formats that pack those.
+
+Attention needs rotated keys and the cache holds rotated keys; a format that asks for ``unrotated`` ones gets them turned back
+on their way in and turned again on their way out, by the model's own angles.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from strategies.base import Format, Patch, Store
+
+
+class Rope:
+    """The rotation of one attention layer's keys: channels i and i + r / 2 of the first r turn together."""
+
+    def __init__(self, rotary: torch.nn.Module, options: dict[str, Any]) -> None:
+        self._rotary = rotary
+        self._options = options
+
+    def angles(self, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin ``[..., m, r]`` of positions ``[..., m]``."""
+        cos, sin = self._rotary(keys, positions.reshape(1, -1), **self._options)
+        return tuple(x.float().reshape(*positions.shape, x.shape[-1]) for x in (cos, sin))  # type: ignore[return-value]
+
+    def turn(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Rotate keys ``[R, H, m, d]`` to their positions ``[R, H, m]``."""
+        cos, sin = self.angles(keys, positions)
+        return self._rotated(keys, cos, sin)
+
+    def back(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Undo ``turn``, and the scale that some models' angles carry."""
+        cos, sin = self.angles(keys, positions)
+        square = cos.square() + sin.square()
+        return self._rotated(keys, cos / square, -sin / square)
+
+    def _rotated(self, keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turned, rest = keys.float().split([cos.shape[-1], keys.shape[-1] - cos.shape[-1]], dim=-1)
+        first, second = turned.chunk(2, dim=-1)
+        out = turned * cos + torch.cat([-second, first], dim=-1) * sin
+        return torch.cat([out, rest], dim=-1).to(keys.dtype)
+
+
+@torch.inference_mode()
+def rope_of(model: PreTrainedModel, layer: int) -> Rope | None:
+    """The rotation of attention layer ``layer``; None where the model has none that channels share by halves."""
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    if not isinstance(rotary, torch.nn.Module):
+        return None
+    options = {}
+    if "layer_type" in inspect.signature(rotary.forward).parameters:
+        options["layer_type"] = model.config.get_text_config().layer_types[layer]
+    found = rotary(torch.zeros(1, 1, device=model.device), torch.tensor([[3]], device=model.device), **options)
+    if not isinstance(found, tuple) or not all(isinstance(x, Tensor) for x in found):
+        return None
+    shared = all(torch.equal(*x.chunk(2, dim=-1)) for x in found)
+    return Rope(rotary, options) if shared else None
+
+
+class UnrotatedStore(Store):
+    """A store of keys before rotation, seen from outside as one of rotated keys."""
+
+    def __init__(self, format: Format, rope: Rope, keys: Tensor, values: Tensor, positions: Tensor, seen: int) -> None:
+        """``positions`` ``[R, H, m]`` are those of ``keys``; the next token stands at ``seen``."""
+        self.rope = rope
+        self.positions = positions
+        self.seen = seen
+        self.store = format.store(rope.back(keys, positions), values)
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[list[Patch], list[Patch]]:
+        ahead = torch.arange(self.seen, self.seen + keys.shape[2], device=keys.device).expand(keys.shape[:3])
+        self.seen += keys.shape[2]
+        self.positions = torch.cat([self.positions, ahead], dim=2)
+        key_patches, value_patches = self.store.append(self.rope.back(keys, ahead), values)
+        return [Patch(patch.start, self._turned(patch)) for patch in key_patches], value_patches
+
+    def _turned(self, patch: Patch) -> Tensor:
+        stop = patch.start + patch.dense.shape[2]
+        return self.rope.turn(patch.dense, self.positions[:, :, patch.start : stop])
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        keys, values = self.store.read()
+        return self.rope.turn(keys, self.positions), values
+
+    def tensors(self) -> Iterator[Tensor]:
+        return self.store.tensors()
+
+    def select(self, rows: Tensor) -> None:
+        self.store.select(rows)
+        self.positions = self.positions[rows]
+
+    def facts(self) -> dict[str, Tensor]:
+        return self.store.facts()
