@@ -4,7 +4,7 @@ Runs `kvgate run` on each task with all formats at once (finished samples are ke
 and started again), times decode steps of every format alone against the full cache, and prints one JSON object; --table
 prints the Markdown tables of the README and docs/formats.md from such a record.
 
-    python benchmarks/formats.py [--results-dir results] [--samples 24] > benchmarks/results/formats.json
+    python benchmarks/formats.py [--results-dir results] [--samples 16] > benchmarks/results/formats.json
     python benchmarks/formats.py --table benchmarks/results/formats.json
 """
 
@@ -32,8 +32,8 @@ from harness import manifest as manifests
 from harness import provenance
 from harness.calibration import text_of
 from harness.engines.hf.attention import DECODE, attention
+from harness.engines.hf.build import build
 from harness.engines.hf.decode import feed
-from harness.engines.hf.joint import build
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.session import HFEngine, HFSession
 from harness.judge import judge, report_gate
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace, presets: Path, name: str, *words: str) -> t
 def quality(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """By format: task scores beside the baseline's, fidelity, and bytes, with exact and with chunked prefill."""
     rows: dict[str, dict[str, Any]] = {name: {} for name in FORMATS}
-    few, n = max(8, options.samples // 2), options.samples
+    few, n = max(12, options.samples // 2), options.samples
     lengths = f"task.lengths=[{','.join(map(str, LENGTHS))}]"
     with tempfile.TemporaryDirectory() as scratch:
         presets = config_dir(Path(scratch))
@@ -226,7 +226,7 @@ def table(record: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results-dir", default="results", help="where the runs' samples are kept")
-    parser.add_argument("--samples", type=int, default=24, help="needle samples a length; other tasks follow from it")
+    parser.add_argument("--samples", type=int, default=16, help="needle samples a length; other tasks follow from it")
     parser.add_argument("--steps", type=int, default=8, help="decode steps a timing")
     parser.add_argument("--repeats", type=int, default=5, help="paired timings a format")
     parser.add_argument("--costs-only", action="store_true", help="time decode steps and leave the tasks out")

@@ -26,8 +26,9 @@ def make(config: Any, field: str) -> Any:
     if "_target_" not in config:
         raise BadInput(f"{field} must name a class in _target_, got {dict(config)}")
     checked = _checked(config, field)
+    plain = {option: value for option, value in checked.items() if not _nodes(config[option])}
     try:
-        made = instantiate({**config, **checked}, _convert_="all")
+        made = instantiate({**config, **plain}, _convert_="all")
         return dataclasses.replace(made, **checked) if checked else made  # on the way tuples had become lists
     except InstantiationException as error:
         cause = error.__cause__ or error
@@ -36,7 +37,7 @@ def make(config: Any, field: str) -> Any:
 
 
 def _checked(config: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """The options of a dataclass as its fields' types want them (a YAML list as a tuple, say)."""
+    """The options of a dataclass as its fields' types want them (a YAML list as a tuple, say); nodes are built."""
     try:
         target = get_class(config["_target_"])
     except Exception:  # not a class, or none that can be found: instantiating it will tell
@@ -47,9 +48,25 @@ def _checked(config: Mapping[str, Any], field: str) -> dict[str, Any]:
     checked, problems = {}, []
     for option in (f.name for f in dataclasses.fields(target) if f.init and f.name in config):
         try:
-            checked[option] = TypeAdapter(hints[option]).validate_python(config[option])
+            value = _built(config[option], f"{field}.{option}") if _nodes(config[option]) else config[option]
+            checked[option] = TypeAdapter(hints[option]).validate_python(value)
+        except BadInput as error:
+            problems += error.problems
         except ValidationError as error:
             problems += [f"{field}.{option}: {one['msg'].lower()}, got {config[option]!r}" for one in error.errors()]
     if problems:
         raise BadInput(*dict.fromkeys(problems))
     return checked
+
+
+def _nodes(value: Any) -> bool:
+    """Whether an option holds an object to build, or a list of such."""
+    if isinstance(value, list):
+        return bool(value) and all(_nodes(one) for one in value)
+    return isinstance(value, Mapping) and "_target_" in value
+
+
+def _built(value: Any, field: str) -> Any:
+    if isinstance(value, list):
+        return [_built(one, f"{field}.{at}") for at, one in enumerate(value)]
+    return make(value, field)

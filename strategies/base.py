@@ -11,10 +11,10 @@ head dimension.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -80,6 +80,13 @@ class Layer(ABC):
         """The short name of this layer as set up, for people."""
         return self.name
 
+    def shown(self) -> Iterator[tuple[str, Any]]:
+        """Options worth telling: the layer's own, and of those that its whole slot has the ones that were set."""
+        general = {f.name: f.default for base in type(self).__mro__ if "slot" in vars(base) for f in fields(base)}
+        for name, value in asdict(self).items():
+            if value is not None and (name not in general or value != general[name]):
+                yield name, value
+
     def option(self, field: str) -> str:
         """The name under which the user set ``field``."""
         return f"strategy.{self.slot}.{field}"
@@ -88,34 +95,123 @@ class Layer(ABC):
 # --- eviction -----------------------------------------------------------------------------------------------------------
 
 
-class PromptLayer(NamedTuple):
-    """What one attention layer knows after an exact prefill, before anything is compressed."""
+class Rotation(Protocol):
+    """The rotary positions of one attention layer's keys."""
 
-    keys: Tensor  # [H, n, d], after RoPE
+    def turn(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Rotate ``[..., n, d]`` to positions ``[..., n]``."""
+        ...
+
+    def back(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Undo ``turn``."""
+        ...
+
+
+class Moments(NamedTuple):
+    """Mean and covariance of a prompt's queries before rotary positions, the first four left out, by query head."""
+
+    mean: Tensor  # [H * G, d]
+    covariance: Tensor  # [H * G, d, d]
+
+
+class LayerView(NamedTuple):
+    """What one attention layer knows of one sequence when tokens are to be evicted: after the prompt, or while decoding.
+
+    What a policy did not ask for is None.
+    """
+
+    keys: Tensor  # [H, n, d], after rotary positions
     values: Tensor  # [H, n, d]
-    window_queries: Tensor | None  # [H * G, w, d]: the last w prompt queries, if any policy asked for them
+    window_queries: Tensor | None  # [H * G, w, d]: the newest w queries
     scaling: float  # softmax(scaling * q @ k)
     layer: int
     seed: int  # of (run seed, sample id): the only source of chance
+    layers: int = 1  # attention layers of the model
+    positions: Tensor | None = None  # [H, n]: where the keys are rotated to; None: 0 to n - 1
+    step: int = 0  # answer tokens decoded so far
+    mass: Tensor | None = (
+        None  # [H, n]: softmax weight that each key got from all queries so far, summed over the group
+    )
+    moments: Moments | None = None
+    rotation: Rotation | None = None
+    reread: Tensor | None = None  # [H, n]: largest weight that each key got while the model read the context once more
+    future: Tensor | None = (
+        None  # [H, n]: weight that each key gets from ``full``'s later queries, summed over the group
+    )
+    spans: Tensor | None = None  # [n] or [H, n]: number of the instruction that a token belongs to, -1 for none
 
 
-Calibration = tuple[tuple[PromptLayer, ...], ...]  # pieces of a calibration text, and the attention layers of each
+Calibration = tuple[tuple[LayerView, ...], ...]  # pieces of a calibration text, and the attention layers of each
+SPREADS = ("uniform", "layers", "heads")
+SPANS = ("protect", "fair", "ignore")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evict(Layer):
-    """Keeps the tokens with the highest scores, per key/value head, and drops the rest after the prompt.
+    """Keeps the tokens with the highest scores and drops the rest, after the prompt and, if asked, while decoding.
 
-    Exactly one budget is given. ``keep`` is the fraction of prompt tokens kept, in (0, 1]; ``keep_tokens`` is a count.
-    Kept tokens stay in their order and keep their original positions.
+    Exactly one budget is given. Kept tokens stay in their order and, unless asked otherwise, at their positions.
+
+    Args:
+        keep: fraction of the tokens seen that are kept, in (0, 1].
+        keep_tokens: tokens kept.
+        every: answer tokens between two evictions while decoding; 0 evicts after the prompt only.
+        spread: how a layer's budget is spread: ``uniform``; ``layers``, more in early layers and less in late ones, the sum
+            unchanged (PyramidKV); ``heads``, more where a head's scores are high, the sum over heads unchanged (Ada-KV).
+        beta: of ``spread=layers``: the last layer keeps 1 / beta of its uniform budget.
+        floor: of ``spread=heads``: the share of its uniform budget that each head keeps in any case.
+        share: of ``spread=heads``: ``mix`` adds that share to what a head's scores earn (the paper); ``protect`` makes it a lower
+            bound of it (kvpress).
+        spans: what happens to instructions that a task marks: ``protect`` (never evicted), ``fair`` (each keeps the same
+            share of its tokens as the rest) or ``ignore``.
+        score_on: ``full``, or ``stored``: the keys and values as the stack's number format reads them back.
+        rerotate: whether kept keys move together to positions 0, 1, 2 ... (StreamingLLM's cache positions).
     """
 
     slot: ClassVar[str] = "evict"
-    query_window: ClassVar[int] = 0  # how many of the last prompt queries ``scores`` needs
     per_head: ClassVar[bool] = True  # heads may keep different tokens
+    needs: ClassVar[frozenset[str]] = frozenset()  # of "mass", "moments", "reread", "future"
+    selects_reads: ClassVar[bool] = False  # evicts nothing; ``reads`` selects what each decode step looks at
 
     keep: float | None = None
     keep_tokens: int | None = None
+    every: int = 0
+    spread: str = "uniform"
+    beta: float = 20.0
+    floor: float = 0.2
+    share: str = "mix"
+    spans: str = "protect"
+    score_on: str = "full"
+    rerotate: bool = False
+
+    @property
+    def label(self) -> str:
+        budget = self.keep if self.keep is not None else f"{self.keep_tokens}tok"
+        return f"{self.name}@{budget}"
+
+    @property
+    def keeps_alike(self) -> bool:
+        """Whether all heads and layers keep the same tokens of a prompt, and keep them."""
+        plain = self.spread == "uniform" and self.score_on == "full" and not self.selects_reads
+        return plain and self.phases() == (self, None) and not self.per_head
+
+    @property
+    def query_window(self) -> int:
+        """How many of the newest queries ``scores`` needs."""
+        return 0
+
+    @property
+    def future_steps(self) -> int:
+        """How many of ``full``'s later queries ``future`` holds, if it is needed."""
+        return 0
+
+    def phases(self) -> tuple[Evict | None, Evict | None]:
+        """What acts after the prompt, and what acts every ``every`` tokens while decoding."""
+        return self, self if self.every else None
+
+    @abstractmethod
+    def scores(self, view: LayerView) -> Tensor:
+        """Importance of every token, ``[H, n]``; ``inf`` protects a token within the budget."""
 
     def problems(self, shape: KVShape) -> list[str]:
         found = []
@@ -126,31 +222,127 @@ class Evict(Layer):
             found.append(f"{self.option('keep')} must be in (0, 1], got {self.keep}")
         if self.keep_tokens is not None and self.keep_tokens < 1:
             found.append(f"{self.option('keep_tokens')} must be 1 or more, got {self.keep_tokens}")
+        if self.every < 0:
+            found.append(f"{self.option('every')} must be 0 or more, got {self.every}")
+        choices = {"spread": SPREADS, "share": ("mix", "protect"), "spans": SPANS, "score_on": ("full", "stored")}
+        for choice, known in choices.items():
+            if getattr(self, choice) not in known:
+                found.append(f"{self.option(choice)} must be one of {', '.join(known)}, got {getattr(self, choice)!r}")
+        if self.beta < 1:
+            found.append(f"{self.option('beta')} must be 1 or more, got {self.beta}")
+        if not 0 <= self.floor <= 1:
+            found.append(f"{self.option('floor')} must be in [0, 1], got {self.floor}")
+        if self.spread == "heads" and not self.per_head:
+            rule = f"must not be heads with {self.name}, which scores all heads alike"
+            found.append(f"{self.option('spread')} {rule}, got heads")
+        if self.spread == "heads" and self.every:
+            rule = "must be 0 with spread=heads: heads that grew apart are not evicted again"
+            found.append(f"{self.option('every')} {rule}, got {self.every}")
+        if self.rerotate and (self.spread != "uniform" or any(shape.windows)):
+            rule = "needs spread=uniform and a model without sliding windows: all layers must agree on positions"
+            found.append(f"{self.option('rerotate')} {rule}, got spread={self.spread}")
         if all(shape.windows):
             found.append(f"evict/{self.name}: every layer of this model has a sliding window, nothing to evict")
         return found
 
     def budget(self, tokens: int) -> int:
-        """Tokens kept of a prompt of ``tokens``: at least one, at most all."""
+        """Tokens kept of ``tokens`` seen, on average over layers and heads: at least one, at most all."""
         if self.keep_tokens is not None:
             return min(tokens, self.keep_tokens)
         assert self.keep is not None
         return min(tokens, max(1, int(tokens * self.keep)))
 
+    def acted(self, tokens: int, counts: Sequence[tuple[int, ...]], answered: int) -> tuple[bool, str]:
+        """Whether anything was dropped, given what layers and heads kept of a prompt of ``tokens``; and the numbers in words."""
+        after, live = self.phases()
+        flat = [held for heads in counts for held in heads] or [tokens]
+        least, most = min(flat), max(flat)
+        span = f"{least}" if least == most else f"{least} to {most}"
+        why = f"kept {span} of {tokens} prompt tokens a head" if after else f"kept all {tokens} prompt tokens"
+        if least < most:
+            why += "; by layer: " + ", ".join(f"{at} {list(heads)}" for at, heads in enumerate(counts))
+        if live is None:
+            return least < tokens, why
+        seen = tokens + answered
+        due = answered >= live.every and live.budget(seen) < seen
+        return least < tokens or due, f"{why}; every {live.every} answer tokens down to {live.budget(seen)} of {seen}"
+
+    def layer_budget(self, tokens: int, layer: int, layers: int) -> int:
+        """Tokens kept in one layer, on average over its heads.
+
+        With ``spread=layers`` budgets fall evenly from the first layer to the last (arXiv 2406.02069), rounded so that their
+        sum is that of the uniform ones.
+        """
+        budget = self.budget(tokens)
+        if self.spread != "layers" or layers == 1:
+            return budget
+        lowest = max(1, round(budget / self.beta))
+        highest = min(tokens, 2 * budget - lowest)
+        lowest = 2 * budget - highest
+
+        def up_to(count: int) -> int:  # summed budgets of the first ``count`` layers
+            return round(sum(highest - (highest - lowest) * at / (layers - 1) for at in range(count)))
+
+        return up_to(layer + 1) - up_to(layer)
+
     @property
     def ranking(self) -> tuple[Any, ...]:
-        """What the scores depend on. Policies with one ranking differ only in budget and share one computation."""
-        scored = [f.name for f in fields(self) if f.name not in ("keep", "keep_tokens")]
-        return (type(self), *(getattr(self, name) for name in scored))
+        """What the importance depends on. Policies with one ranking differ in budgets only and share one computation."""
+        budgets = ("keep", "keep_tokens", "every", "spread", "beta", "floor", "share", "rerotate")
+        return (type(self), *(getattr(self, f.name) for f in fields(self) if f.name not in budgets))
 
-    @abstractmethod
-    def scores(self, prompt: PromptLayer) -> Tensor:
-        """Importance of every prompt token, ``[H, n]``; ``inf`` protects a token within the budget."""
+    def importance(self, view: LayerView) -> Tensor:
+        """``scores``, with what instructions are due."""
+        scores = self.scores(view)
+        if view.spans is None or self.spans == "ignore":
+            return scores
+        if self.spans == "protect":  # before all that a policy protects itself
+            return scores.clamp(max=torch.finfo(scores.dtype).max).masked_fill(view.spans >= 0, torch.inf)
+        return _fair(scores, view.spans.expand(scores.shape))
 
-    def order(self, prompt: PromptLayer) -> Tensor:
-        """Token indices by falling importance, ``[H, n]``. Ties go to the later token."""
-        backwards = self.scores(prompt).flip(-1).argsort(dim=-1, descending=True, stable=True)
-        return prompt.keys.shape[1] - 1 - backwards
+    def chosen(self, importance: Tensor, budget: int) -> tuple[Tensor, ...]:
+        """Indices of the tokens kept by each head, in order: ``budget`` of them, or so many on average over the heads.
+
+        Equal importance goes to the later token.
+        """
+        tokens = importance.shape[1]
+        order = tokens - 1 - importance.flip(-1).argsort(dim=-1, descending=True, stable=True)
+        counts = self.head_counts(importance, budget) if self.spread == "heads" else [budget] * len(importance)
+        return tuple(head[:count].sort().values for head, count in zip(order, counts, strict=True))
+
+    def head_counts(self, importance: Tensor, budget: int) -> list[int]:
+        """How many tokens each head keeps with ``spread=heads`` (Ada-KV, arXiv 2407.11550).
+
+        ``share=mix``: a head gets ``floor`` of its uniform budget and, of the rest, as much as it has tokens among the best of
+        all heads. ``share=protect``: as many as it has among the best when the best ``floor`` of each are sure of their place.
+        """
+        heads, tokens = importance.shape
+        if self.share == "protect":
+            safe = importance.topk(max(1, int(self.floor * budget)), dim=-1).indices
+            importance = importance.scatter(1, safe, torch.inf)
+        sure = importance.isposinf()
+        held = sure.sum(dim=1).clamp(max=budget)
+        rest = importance.masked_fill(sure, -torch.inf).flatten()
+        best = rest.argsort(descending=True, stable=True)[: heads * budget - int(held.sum())] // tokens
+        counts = (held + torch.bincount(best, minlength=heads)).double()
+        if self.share == "protect":
+            return [int(count) for count in counts.tolist()]
+        exact = (1 - self.floor) * counts + self.floor * budget
+        whole = exact.floor()
+        left = heads * budget - int(whole.sum())
+        whole[(exact - whole).argsort(descending=True, stable=True)[:left]] += 1  # the sum is what was asked for
+        return [int(count) for count in whole.tolist()]
+
+
+def _fair(scores: Tensor, spans: Tensor) -> Tensor:
+    """Scores that rank every token by its place within its own span, so that each span keeps the same share."""
+    fair = torch.empty_like(scores)
+    for head, head_scores, head_spans in zip(fair, scores, spans, strict=True):
+        for span in head_spans.unique():
+            inside = (head_spans == span).nonzero().squeeze(1)
+            places = head_scores[inside].argsort(stable=True).argsort(stable=True)  # 0 is the worst
+            head[inside] = ((places + 0.5) / len(inside)).to(scores.dtype)
+    return fair
 
 
 # --- number formats -----------------------------------------------------------------------------------------------------
@@ -218,6 +410,20 @@ class Format(ABC):
         """Pack the tokens kept of the prompt, ``[R, H, m, d]``; m may be 0, when a prompt comes in chunks."""
 
 
+class SharedFormat(Format):
+    """The format of one of two attention layers that hold their tokens together."""
+
+    first: bool  # whether this is the first of the two layers
+    partner: int  # the other layer
+
+    @abstractmethod
+    def stores(self, mine: tuple[Tensor, Tensor], partner: tuple[Tensor, Tensor]) -> tuple[Store, Store]:
+        """The stores of both layers, made from both layers' keys and values ``[R, H, m, d]``. Asked of the first layer."""
+
+    def store(self, keys: Tensor, values: Tensor) -> Store:
+        raise NotImplementedError("two layers hold their tokens together: ask for the stores of both")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quant(Layer):
     """A number format for cached keys and values.
@@ -274,13 +480,14 @@ class Structure(Layer):
 
     slot: ClassVar[str] = "structure"
     unrotated: ClassVar[bool] = False  # learns from keys as they are before rotary positions
+    by_chunk: ClassVar[bool] = True  # works on a prompt that comes in chunks
 
     @abstractmethod
     def latent(self, shape: KVShape) -> KVShape:
         """The shape of what is cached, as a number format sees it."""
 
     @abstractmethod
-    def formats(self, layers: int, calibration: Calibration | None, pack: Packing) -> tuple[Format, ...]:
+    def formats(self, layers: int, calibration: Calibration | None, pack: Packing) -> tuple[Format | None, ...]:
         """How every attention layer holds its tokens.
 
         ``pack`` gives the formats of what this layer makes of keys and values; what it is shown of a calibration text must
@@ -333,7 +540,7 @@ class Stack:
         """One line for people: ``evict/snapkv keep=0.25 + quant/fp8 scale=token_head``."""
         parts = []
         for layer in self.layers():
-            options = " ".join(f"{key}={value}" for key, value in asdict(layer).items() if value not in (None, ()))
+            options = " ".join(f"{key}={value}" for key, value in layer.shown())
             parts.append(f"{layer.slot}/{layer.name} {options}".strip())
         return " + ".join(parts) or "full"
 
@@ -341,18 +548,17 @@ class Stack:
         """A name made of what the stack is: ``snapkv@0.25+fp8``, ``window@256tok``, ``full``."""
         parts = [self.structure.label] if self.structure else []
         if self.evict:
-            budget = self.evict.keep if self.evict.keep is not None else f"{self.evict.keep_tokens}tok"
-            parts.append(f"{self.evict.name}@{budget}")
+            parts.append(self.evict.label)
         if self.quant:
             parts.append(self.quant.label)
         return "+".join(parts) or "full"
 
     def problems(self, shape: KVShape) -> list[str]:
         found = [problem for layer in (self.structure, self.evict) if layer for problem in layer.problems(shape)]
-        if self.structure and self.evict and self.evict.per_head:
+        if self.structure and self.evict and not self.evict.keeps_alike:
             found.append(
-                f"strategy.evict must keep the same tokens in every head under structure/{self.structure.name}, which "
-                f"caches all heads of a token together, got {self.evict.name}"
+                f"strategy.evict must keep the same tokens in every head and layer, for good, under structure/"
+                f"{self.structure.name}: evict/window with spread=uniform, every=0 and score_on=full; got {self.evict.name}"
             )
         if self.quant and not (self.structure and found):  # a wrong structure has no shape to speak of
             packed = self.structure.latent(shape) if self.structure else shape
@@ -384,36 +590,53 @@ class Stack:
         made = self.quant.formats(layers, calibration)
         return tuple(None if layer in skipped else made[layer] for layer in range(layers))
 
-    def kept(self, tokens: int, window: int | None = None) -> int:
-        """Prompt tokens that one head of one layer still holds. A sliding layer holds its last ``window - 1``."""
-        if window is not None:
-            return min(tokens, window - 1)
-        return self.evict.budget(tokens) if self.evict else tokens
+    def kept(self, tokens: int, shape: KVShape) -> list[tuple[int, ...]]:
+        """By layer and head, the prompt tokens that are still held, as far as the prompt's length tells.
 
-    def formula_bytes(self, tokens: int, shape: KVShape) -> int:
-        """Predicted bytes held after a prompt of ``tokens``, over all layers."""
+        A sliding layer holds its last ``window - 1``; heads that share a layer's budget unevenly are told their average.
+        """
+        after = self.evict.phases()[0] if self.evict else None
+
+        def held(layer: int, window: int | None) -> int:
+            if window is not None:
+                return min(tokens, window - 1)
+            return after.layer_budget(tokens, layer, shape.layers) if after else tokens
+
+        return [(held(layer, window),) * shape.kv_heads for layer, window in enumerate(shape.windows)]
+
+    def formula_bytes(self, tokens: int, shape: KVShape, counts: Sequence[tuple[int, ...]] | None = None) -> int:
+        """Predicted bytes held after a prompt of ``tokens``, over all layers.
+
+        ``counts`` are the tokens that each layer and head really kept, where the prompt's length does not tell.
+        """
         total = 0
-        for window, format in zip(shape.windows, self.formats(shape.layers), strict=True):
-            held = self.kept(tokens, window)
-            total += format.layer_bytes(held, shape) if format else shape.exact_bytes(held)
+        single = replace(shape, kv_heads=1)
+        for heads, format in zip(counts or self.kept(tokens, shape), self.formats(shape.layers), strict=True):
+            alike = len(set(heads)) == 1
+            for held in heads[:1] if alike else heads:
+                part = shape if alike else single  # heads of different lengths are packed one by one
+                total += format.layer_bytes(held, part) if format else part.exact_bytes(held)
         return total
 
-    def acted(self, tokens: int, shape: KVShape) -> dict[str, tuple[bool, str]]:
-        """By layer: whether it acts on a prompt of ``tokens``, and the condition in words with its numbers.
+    def acted(
+        self, tokens: int, shape: KVShape, counts: Sequence[tuple[int, ...]] | None = None, answered: int = 0
+    ) -> dict[str, tuple[bool, str]]:
+        """By layer: whether it acted on a prompt of ``tokens`` and an answer of ``answered``, and the condition in words.
 
-        A layer acts if it does so in some attention layer of the model. Here this depends on the prompt's length alone.
+        A layer acts if it does so in some attention layer of the model.
         """
         verdicts = {}
+        counts = counts or self.kept(tokens, shape)
         if self.structure:
             verdicts[f"structure/{self.structure.name}"] = self.structure.acted(shape)
         if self.evict:
-            held = self.kept(tokens) if None in shape.windows else tokens
-            verdicts[f"evict/{self.evict.name}"] = (held < tokens, f"kept {held} of {tokens} prompt tokens a head")
+            full = [heads for heads, window in zip(counts, shape.windows, strict=True) if window is None]
+            verdicts[f"evict/{self.evict.name}"] = self.evict.acted(tokens, full, answered)
         if self.quant:
             formats = self.formats(shape.layers)
             packed, held = max(
-                (format.quantized_tokens(held) if format else 0, held)
-                for format, held in zip(formats, (self.kept(tokens, w) for w in shape.windows), strict=True)
+                (format.quantized_tokens(max(heads)) if format else 0, max(heads))
+                for format, heads in zip(formats, counts, strict=True)
             )
             why = f"quantized {packed} of {held} stored tokens{_by_layer(formats)}"
             verdicts[f"quant/{self.quant.name}"] = (packed > 0, why)
@@ -433,6 +656,6 @@ def _by_layer(formats: tuple[Format | None, ...]) -> str:
     return f"; by layer: {', '.join(runs)}"
 
 
-def generator(prompt: PromptLayer) -> torch.Generator:
-    """Seeded chance for a policy that draws: equal for equal (run seed, sample, layer), whatever else runs."""
-    return torch.Generator().manual_seed((prompt.seed * 1_000_003 + prompt.layer) % 2**63)
+def generator(view: LayerView) -> torch.Generator:
+    """Seeded chance for a policy that draws: equal for equal (run seed, sample, layer, step), whatever else runs."""
+    return torch.Generator().manual_seed(((view.seed * 1_000_003 + view.layer) * 1_000_003 + view.step) % 2**63)

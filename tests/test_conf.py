@@ -14,6 +14,9 @@ from harness.make import make
 from harness.stacks import make_stack
 from harness.types import BadInput
 from strategies.base import KVShape, Layer
+from strategies.evict.hybrid import Hybrid
+from strategies.evict.snapkv import SnapKV
+from strategies.evict.two_phase import TwoPhase
 from strategies.quant.fp8 import FP8
 from tasks.base import Task
 
@@ -61,6 +64,21 @@ def test_a_layer_made_from_yaml_is_the_layer_made_in_code() -> None:
     """Also as the key of a dictionary: a YAML list is a tuple."""
     made = make({"_target_": "strategies.quant.fp8.FP8", "skip": [0, -1]}, "strategy.quant")
     assert {made: 1}[FP8(skip=(0, -1))]
+
+
+def test_an_option_may_hold_layers() -> None:
+    """One or a list; what is wrong inside is named by its place."""
+    snapkv = {"_target_": "strategies.evict.snapkv.SnapKV", "window": 8}
+    node = {"_target_": "strategies.evict.hybrid.Hybrid", "keep": 0.5, "parts": [snapkv], "weights": [1]}
+    assert {make(node, "strategy.evict"): 1}[Hybrid(keep=0.5, parts=(SnapKV(window=8),), weights=(1.0,))]
+    both = {"_target_": "strategies.evict.two_phase.TwoPhase", "prefill": snapkv, "decode": None}
+    assert make(both, "strategy.evict") == TwoPhase(prefill=SnapKV(window=8))
+    with pytest.raises(BadInput, match=r"strategy\.evict\.parts\.0\.window: .*integer"):
+        make({**node, "parts": [{**snapkv, "window": "wide"}]}, "strategy.evict")
+    with pytest.raises(BadInput, match=r"strategy\.evict\.parts\.0: .* cannot be built: .*windows"):
+        make({**node, "parts": [{**snapkv, "windows": 8}]}, "strategy.evict")
+    with pytest.raises(BadInput, match=r"strategy\.evict\.prefill"):
+        make({**both, "prefill": {"_target_": "strategies.quant.fp8.FP8"}}, "strategy.evict")
 
 
 def test_the_constructor_s_complaint_names_field_and_class() -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from strategies.base import Evict, PromptLayer
+from strategies.base import Evict, LayerView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class KeyDiff(Evict):
 
     name: ClassVar[str] = "keydiff"
 
-    def scores(self, prompt: PromptLayer) -> Tensor:
-        unit = normalize(prompt.keys.float(), dim=-1)
+    def scores(self, view: LayerView) -> Tensor:
+        unit = normalize(view.keys.float(), dim=-1)
         anchor = normalize(unit.mean(dim=-2, keepdim=True), dim=-1)
         return -(unit * anchor).sum(dim=-1)

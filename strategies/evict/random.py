@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import Evict, KVShape, PromptLayer, generator
+from strategies.base import Evict, KVShape, LayerView, generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class Random(Evict):
     """
 
     name: ClassVar[str] = "random"
+    version: ClassVar[int] = 2
 
     first: int = 4
     last: int = 32
@@ -32,9 +33,9 @@ class Random(Evict):
                 found.append(f"{self.option(field)} must be 0 or more, got {getattr(self, field)}")
         return found
 
-    def scores(self, prompt: PromptLayer) -> Tensor:
-        heads, tokens, _ = prompt.keys.shape
-        scores = torch.rand(heads, tokens, generator=generator(prompt)).to(prompt.keys.device)
+    def scores(self, view: LayerView) -> Tensor:
+        heads, tokens, _ = view.keys.shape
+        scores = torch.rand(heads, tokens, generator=generator(view)).to(view.keys.device)
         scores[:, : self.first] = torch.inf
         scores[:, max(0, tokens - self.last) :] = torch.inf
         return scores

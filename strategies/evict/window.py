@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import Evict, KVShape, PromptLayer
+from strategies.base import Evict, KVShape, LayerView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class Window(Evict):
             found.append(f"{self.option('sinks')} must be 0 or more, got {self.sinks}")
         return found
 
-    def scores(self, prompt: PromptLayer) -> Tensor:
-        heads, tokens, _ = prompt.keys.shape
-        scores = torch.arange(tokens, dtype=torch.float32, device=prompt.keys.device)
+    def scores(self, view: LayerView) -> Tensor:
+        heads, tokens, _ = view.keys.shape
+        scores = torch.arange(tokens, dtype=torch.float32, device=view.keys.device)
         scores[: self.sinks] = torch.inf
         return scores.expand(heads, tokens)

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import Calibration, Format, KVShape, PromptLayer, Quant
+from strategies.base import Calibration, Format, KVShape, LayerView, Quant
 from strategies.quant.kivi import GROUP_BYTES, Grouped, decode, encode
 
 WIDTHS = (2, 4, 8)
@@ -89,7 +89,7 @@ class PerLayer(Quant):
     def _format(self, key_bits: int, value_bits: int) -> Grouped:
         return Grouped(key_bits, value_bits, self.group, self.residual)
 
-    def _errors(self, pieces: Sequence[PromptLayer]) -> list[float]:
+    def _errors(self, pieces: Sequence[LayerView]) -> list[float]:
         """The error of every pair in one layer, averaged over the pieces that hold a group of tokens."""
         held = [piece for piece in pieces if piece.keys.shape[1] >= self.group]
         if not held:
@@ -104,7 +104,7 @@ def _bits(pair: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def pair_errors(piece: PromptLayer, group: int) -> Tensor:
+def pair_errors(piece: LayerView, group: int) -> Tensor:
     """What quantizing a whole piece with each of ``PAIRS`` does to it, ``[9]``: ||o - o'|| / ||o|| over all its query heads.
 
     o is the attention output of the piece's last queries. Without queries it is the same measure of the keys, plus that of the
@@ -123,7 +123,7 @@ def pair_errors(piece: PromptLayer, group: int) -> Tensor:
     return torch.stack([_relative(exact, weights[k] @ coarse_values[v]) for k, v in PAIRS])
 
 
-def _attention(piece: PromptLayer, keys: Tensor) -> Tensor:
+def _attention(piece: LayerView, keys: Tensor) -> Tensor:
     """Weights ``[H, G * w, m]`` that the last queries of the piece pay to its first m tokens, with their causal corner."""
     assert piece.window_queries is not None
     heads, held = piece.keys.shape[:2]

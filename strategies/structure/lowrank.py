@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import Calibration, Format, KVShape, Packing, Patch, PromptLayer, Store, Structure
+from strategies.base import Calibration, Format, KVShape, LayerView, Packing, Patch, Store, Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +203,7 @@ class LowRank(Structure):
         return tuple(LatentFormat(subspaces[layer], inner[layer], self.rank) for layer in range(layers))
 
 
-def _latent_layer(layer: PromptLayer, subspace: Subspace) -> PromptLayer:
+def _latent_layer(layer: LayerView, subspace: Subspace) -> LayerView:
     """A calibration layer as a number format sees it; queries do not look at latents."""
     leading, trailing = subspace.encode(layer.keys[None], layer.values[None])
     return layer._replace(keys=leading[0], values=trailing[0], window_queries=None)

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from strategies.base import Calibration, PromptLayer, Stack
+from strategies.base import Calibration, LayerView, Stack
+from strategies.evict.adakv import AdaKV
+from strategies.evict.delayed import Delayed
+from strategies.evict.expected_attention import ExpectedAttention
+from strategies.evict.h2o import H2O
+from strategies.evict.hybrid import Hybrid
 from strategies.evict.keydiff import KeyDiff
+from strategies.evict.knorm import Knorm
+from strategies.evict.kvzip import KVzip
+from strategies.evict.oracle import Oracle
+from strategies.evict.pyramidkv import PyramidKV
 from strategies.evict.random import Random
+from strategies.evict.rkv import RKV
 from strategies.evict.snapkv import SnapKV
+from strategies.evict.tova import TOVA
+from strategies.evict.two_phase import TwoPhase
 from strategies.evict.window import Window
 from strategies.quant.flexgen import FlexGen4
 from strategies.quant.fp8 import FP8, FP8E5M2
@@ -24,6 +36,18 @@ EVICTIONS = {
     "snapkv": SnapKV(keep=0.25, window=8, kernel=3),
     "keydiff": KeyDiff(keep=0.5),
     "random": Random(keep=0.25, first=2, last=8),
+    "h2o": H2O(keep=0.5, every=4),
+    "tova": TOVA(keep=0.5),
+    "knorm": Knorm(keep=0.5),
+    "adakv": AdaKV(keep=0.25, window=8),
+    "pyramidkv": PyramidKV(keep=0.25, window=8),
+    "expected_attention": ExpectedAttention(keep=0.5, future=16),
+    "kvzip": KVzip(keep=0.5),
+    "rkv": RKV(keep=0.25, every=8),
+    "oracle": Oracle(keep=0.25),
+    "delayed": Delayed(keep=0.25, late=3),
+    "hybrid": Hybrid(keep=0.25, parts=(SnapKV(window=8), KeyDiff()), weights=(0.7, 0.3)),
+    "two_phase": TwoPhase(prefill=SnapKV(keep=0.25, window=8), decode=Window(keep=0.25, every=4)),
 }
 FORMATS = {
     "fp8": FP8(),
@@ -64,9 +88,9 @@ def text(layers: int = 1, heads: int = 2, dim: int = 32, pieces: int = 2) -> Cal
     """A made-up calibration text: ``pieces`` times 80 tokens."""
     chance = torch.Generator().manual_seed(5)
 
-    def layer(index: int) -> PromptLayer:
+    def layer(index: int) -> LayerView:
         keys, values = (torch.randn(heads, 80, dim, generator=chance) for _ in range(2))
-        return PromptLayer(keys, values, torch.randn(3 * heads, 16, dim, generator=chance), dim**-0.5, index, 0)
+        return LayerView(keys, values, torch.randn(3 * heads, 16, dim, generator=chance), dim**-0.5, index, 0)
 
     return tuple(tuple(layer(index) for index in range(layers)) for _ in range(pieces))
 

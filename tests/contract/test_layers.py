@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.types import canonical
-from strategies.base import Evict, Format, KVShape, PromptLayer, Quant, Stack
+from strategies.base import Evict, Format, KVShape, LayerView, Moments, Quant, Stack
 from strategies.quant.int8 import INT8
 from tests.contract.layers import EVICTIONS, FORMATS, STACKS, STRUCTURES, fitted
 
@@ -21,11 +21,24 @@ def shape(element_bytes: int, dim: int = DIM) -> KVShape:
     return KVShape(layers=1, kv_heads=HEADS, query_heads=HEADS * GROUPS, head_dim=dim, element_bytes=element_bytes)
 
 
-def prompt(tokens: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> PromptLayer:
+def prompt(tokens: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> LayerView:
     chance = torch.Generator().manual_seed(seed)
     keys, values = (torch.randn(HEADS, tokens, DIM, generator=chance).to(dtype) for _ in range(2))
     queries = torch.randn(HEADS * GROUPS, tokens, DIM, generator=chance).to(dtype)
-    return PromptLayer(keys, values, queries, DIM**-0.5, 0, seed)
+    mass, reread, future = (torch.rand(HEADS, tokens, generator=chance) for _ in range(3))
+    mean, root = (torch.randn(HEADS * GROUPS, *size, generator=chance) for size in ((DIM,), (DIM, DIM)))
+    return LayerView(
+        keys,
+        values,
+        queries,
+        DIM**-0.5,
+        0,
+        seed,
+        mass=mass,
+        moments=Moments(mean, root @ root.transpose(1, 2) / DIM),
+        reread=reread,
+        future=future,
+    )
 
 
 def one(layer: Quant) -> Format:
@@ -41,23 +54,27 @@ formats = pytest.mark.parametrize("layer", FORMATS.values(), ids=FORMATS.keys())
 
 @evictions
 @pytest.mark.parametrize("tokens", [1, 2, 7, 8, 9, 40, 41, 200])
-def test_an_eviction_ranks_every_token_once_and_keeps_its_budget(layer: Evict, tokens: int) -> None:
-    order = layer.order(prompt(tokens))
-    assert order.shape == (HEADS, tokens)
-    assert torch.equal(order.sort(dim=-1).values, torch.arange(tokens).expand(HEADS, -1))
+def test_an_eviction_keeps_its_budget_of_tokens_in_order(layer: Evict, tokens: int) -> None:
+    importance = layer.importance(prompt(tokens))
+    assert importance.shape == (HEADS, tokens) and not importance.isnan().any()
+    for budget in {1, layer.budget(tokens), tokens}:
+        chosen = layer.chosen(importance, budget)
+        assert sum(map(len, chosen)) == HEADS * budget
+        for head in chosen:
+            assert head.tolist() == sorted(set(head.tolist())) and all(0 <= at < tokens for at in head.tolist())
     assert 1 <= layer.budget(tokens) <= tokens
 
 
 @evictions
 def test_an_eviction_is_deterministic(layer: Evict) -> None:
-    assert torch.equal(layer.order(prompt(100)), layer.order(prompt(100)))
+    assert torch.equal(layer.importance(prompt(100)), layer.importance(prompt(100)))
 
 
 @evictions
 def test_an_eviction_has_scores_that_do_not_depend_on_its_budget(layer: Evict) -> None:
-    tighter = type(layer)(**{**asdict(layer), "keep": 0.1, "keep_tokens": None})
+    tighter = replace(layer, keep=0.1, keep_tokens=None)
     assert tighter.ranking == layer.ranking
-    assert torch.equal(tighter.order(prompt(100)), layer.order(prompt(100)))
+    assert torch.equal(tighter.importance(prompt(100)), layer.importance(prompt(100)))
 
 
 @formats

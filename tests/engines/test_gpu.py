@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from harness.engines.hf.attention import DECODE, attention
+from harness.engines.hf.build import build
 from harness.engines.hf.decode import feed
-from harness.engines.hf.joint import build
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.session import HFSession
 from strategies.base import Stack

@@ -128,10 +128,12 @@ def test_stored_bytes_equal_the_formula_to_the_byte(session: HFSession, compress
             assert answer.memory is not None
             assert answer.memory.stored_bytes == answer.memory.formula_bytes, (name, length)
             stack = next(stack for stack in STACKS if stack.name == name)
+            if stack.evict and (stack.evict.phases()[1] or stack.evict.spread != "uniform"):
+                continue  # what is held at the end depends on more than lengths
             fed = len(session.tokenizer.prompt(sample(2, length=length)).rest) if compress == "context" else 0
             fed += len(tokens(answer)) - (answer.response is not None and answer.response.finish == "length")
-            held = stack.kept(answer.memory.prompt_tokens) + fed
             shape = session.about.shape
+            held = stack.kept(answer.memory.prompt_tokens, shape)[0][0] + fed
             formats = fitted(session, stack).formats(shape.layers)
             expected = sum(f.layer_bytes(held, shape) if f else shape.exact_bytes(held) for f in formats)
             assert answer.memory.stored_bytes_end == expected, (name, length)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.engines.hf.joint import build
+from harness.engines.hf.build import build
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.rope import rope_of
 from strategies.base import Stack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strategies.base import KVShape, PromptLayer
+from strategies.base import KVShape, LayerView
 from strategies.evict.keydiff import KeyDiff
 from strategies.evict.random import Random
 from strategies.evict.snapkv import SnapKV
@@ -14,15 +14,15 @@ from strategies.evict.window import Window
 SHAPE = KVShape(layers=2, kv_heads=2, query_heads=6, head_dim=16, element_bytes=2)
 
 
-def prompt(tokens: int, seed: int = 0, index: int = 0) -> PromptLayer:
+def prompt(tokens: int, seed: int = 0, index: int = 0) -> LayerView:
     chance = torch.Generator().manual_seed(7)
     keys, values = (torch.randn(2, tokens, 16, generator=chance) for _ in range(2))
-    return PromptLayer(keys, values, torch.randn(6, tokens, 16, generator=chance), 0.25, index, seed)
+    return LayerView(keys, values, torch.randn(6, tokens, 16, generator=chance), 0.25, index, seed)
 
 
-def kept(layer: Window | SnapKV | KeyDiff | Random, facts: PromptLayer) -> list[list[int]]:
-    budget = layer.budget(facts.keys.shape[1])
-    return [sorted(head[:budget].tolist()) for head in layer.order(facts)]
+def kept(layer: Window | SnapKV | KeyDiff | Random, facts: LayerView) -> list[list[int]]:
+    chosen = layer.chosen(layer.importance(facts), layer.budget(facts.keys.shape[1]))
+    return [head.tolist() for head in chosen]
 
 
 def test_window_keeps_sinks_and_the_newest() -> None:
@@ -49,7 +49,7 @@ def test_keydiff_drops_the_keys_nearest_to_the_mean_direction() -> None:
     assert kept(KeyDiff(keep=0.4), facts) == expected
 
 
-def plain_snapkv(facts: PromptLayer, capacity: int, window: int, kernel: int) -> list[list[int]]:
+def plain_snapkv(facts: LayerView, capacity: int, window: int, kernel: int) -> list[list[int]]:
     """SnapKV in loops: full causal softmax, sum over window queries, mean over the group, average pooling, top."""
     assert facts.window_queries is not None
     heads, tokens, _ = facts.keys.shape
@@ -84,7 +84,7 @@ def test_snapkv_keeps_the_newest_of_its_window_when_the_budget_is_smaller() -> N
 
 def test_snapkv_keeps_all_of_a_prompt_shorter_than_its_window() -> None:
     facts = prompt(5)
-    assert sorted(SnapKV(keep=1.0).order(facts)[0].tolist()) == [0, 1, 2, 3, 4]
+    assert kept(SnapKV(keep=1.0), facts) == [[0, 1, 2, 3, 4]] * 2
 
 
 BAD = [

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.base import Calibration, KVShape, PromptLayer, Stack
+from strategies.base import Calibration, KVShape, LayerView, Stack
 from strategies.quant.kivi import Grouped, decode, encode
 from strategies.quant.per_layer import PAIRS, PerLayer, cheapest, pair_errors
 
@@ -21,12 +21,12 @@ def shape(layers: int = 4) -> KVShape:
     return KVShape(layers=layers, kv_heads=HEADS, query_heads=HEADS * GROUPED, head_dim=DIM, element_bytes=2)
 
 
-def piece(layer: int, tokens: int = 100, queries: int | None = 16, key_outliers: float = 1.0) -> PromptLayer:
+def piece(layer: int, tokens: int = 100, queries: int | None = 16, key_outliers: float = 1.0) -> LayerView:
     chance = torch.Generator().manual_seed(layer)
     keys, values = (torch.randn(HEADS, tokens, DIM, generator=chance) for _ in range(2))
     asked = torch.randn(HEADS * GROUPED, queries or 1, DIM, generator=chance)
     keys[..., 5] *= key_outliers
-    return PromptLayer(keys, values, asked if queries else None, DIM**-0.5, layer, 0)
+    return LayerView(keys, values, asked if queries else None, DIM**-0.5, layer, 0)
 
 
 def text(layers: int = 4, pieces: int = 2, **options: float) -> Calibration:

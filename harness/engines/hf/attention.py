@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from harness.engines.hf.observe import Observer
 from harness.types import Unsupported
 
 PREFILL = "kvgate_prefill"
@@ -24,23 +25,6 @@ REFUSED = {  # keywords that change the softmax and that neither function implem
     "s_aux": "learned attention sinks",
     "position_bias": "additive position bias",
 }
-
-
-class QueryWindow:
-    """Keeps, for each layer, the last ``width`` queries of a prefill and the softmax scale."""
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.queries: dict[int, Tensor] = {}
-        self.scaling: dict[int, float] = {}
-
-    def saw(self, layer: int, query: Tensor, scaling: float) -> None:
-        """Take in the queries ``[1, H * G, m, d]`` of the next chunk; chunks may be shorter than the window."""
-        self.scaling[layer] = scaling
-        if self.width:
-            earlier = self.queries.get(layer)
-            joined = query[0] if earlier is None else torch.cat([earlier, query[0]], dim=1)
-            self.queries[layer] = joined[:, -self.width :].clone()
 
 
 def refuse(keywords: dict[str, Any]) -> None:
@@ -53,11 +37,13 @@ def refuse(keywords: dict[str, Any]) -> None:
 def prefill_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kw: Any
 ) -> tuple[Tensor, None]:
-    """The library's SDPA, watched by the ``QueryWindow`` passed as keyword ``kvgate``."""
+    """The library's SDPA, watched by the ``Observer`` passed as keyword ``kvgate``."""
     refuse(kw)
-    observer: QueryWindow = kw.pop("kvgate")
-    observer.saw(module.layer_idx, query, kw.get("scaling") or query.shape[-1] ** -0.5)  # type: ignore[arg-type]
-    out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kw)
+    observer: Observer = kw.pop("kvgate")
+    scaling = kw.get("scaling") or query.shape[-1] ** -0.5
+    out = observer.saw(module.layer_idx, query, key, value, scaling, sliding=bool(kw.get("sliding_window")))  # type: ignore[arg-type]
+    if out is None:
+        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kw)
     return out, None
 
 

@@ -49,9 +49,11 @@ class Reference:
 
 @torch.inference_mode()
 def feed(model: PreTrainedModel, cache: JointCache, tokens: Tensor, position: int) -> Tensor:
-    """Append ``[B, m]`` tokens whose first stands at ``position``; logits ``[B, V]`` after the last."""
-    positions = torch.arange(position, position + tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
+    """Append ``[B, m]`` tokens whose first is the ``position``-th of the text; logits ``[B, V]`` after the last."""
+    ahead = torch.arange(position, position + tokens.shape[1], device=tokens.device)
+    positions = ahead - cache.offsets[:, None]
     out = model(tokens, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1, kvgate=cache)
+    cache.settle()
     return out.logits[:, -1]
 
 

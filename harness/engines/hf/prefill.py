@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
-from harness.engines.hf.attention import PREFILL, QueryWindow, attention
+from harness.engines.hf.attention import PREFILL, attention
+from harness.engines.hf.observe import Observer, Reread
 from harness.engines.hf.rope import Rope, rope_of
 from harness.types import Unsupported
-from strategies.base import PromptLayer
+from strategies.base import LayerView
+
+REREAD_CHUNK = 2048  # tokens of the context that are read once more at a time, as published
 
 
 @dataclass(frozen=True)
@@ -21,21 +26,25 @@ class Prefilled:
     ``layers[i].keys`` is ``[H, n, d]``; in a layer with a sliding window only its last ``window - 1`` tokens are there.
     """
 
-    layers: tuple[PromptLayer, ...]
+    layers: tuple[LayerView, ...]
     windows: tuple[int | None, ...]
     tokens: int
     logits: Tensor  # [V], after the last token
     ropes: tuple[Rope | None, ...]  # by layer: how its keys are rotated, if that is known
+    cache: Cache  # the library's own, with the same keys and values
+    futures: Mapping[int, Sequence[Tensor | None]] = field(
+        default_factory=dict
+    )  # by steps ahead and layer: LayerView.future
 
     def positions(self, layer: int) -> Tensor:
         """Positions ``[n]`` of the tokens that are there of ``layer``."""
         keys = self.layers[layer].keys
         return torch.arange(self.tokens - keys.shape[1], self.tokens, device=keys.device)
 
-    def unrotated(self) -> tuple[PromptLayer, ...]:
+    def unrotated(self) -> tuple[LayerView, ...]:
         """The layers with keys as they were before rotary positions, where these are known."""
 
-        def turned_back(index: int) -> PromptLayer:
+        def turned_back(index: int) -> LayerView:
             layer, rope = self.layers[index], self.ropes[index]
             where = self.positions(index).expand(1, *layer.keys.shape[:2])
             return layer._replace(keys=rope.back(layer.keys[None], where)[0]) if rope else layer
@@ -47,30 +56,76 @@ class Prefilled:
         layers = (layer._replace(keys=layer.keys[:, :0], values=layer.values[:, :0]) for layer in self.layers)
         return replace(self, layers=tuple(layers), tokens=0)
 
+    def knowing(self, **facts: Sequence[Tensor | None]) -> Prefilled:
+        """The same prompt with more known of each layer: fields of ``LayerView``, by layer."""
+        layers = [
+            layer._replace(**{name: by_layer[index] for name, by_layer in facts.items()})
+            for index, layer in enumerate(self.layers)
+        ]
+        return replace(self, layers=tuple(layers))
+
 
 @torch.inference_mode()
-def prefill(model: PreTrainedModel, token_ids: list[int], *, query_window: int, chunk: int, seed: int) -> Prefilled:
+def prefill(
+    model: PreTrainedModel,
+    token_ids: list[int],
+    *,
+    query_window: int,
+    chunk: int,
+    seed: int,
+    needs: Collection[str] = (),
+) -> Prefilled:
     """Feed ``token_ids`` in chunks of ``chunk`` tokens; no attention matrix larger than chunk x n is ever built."""
-    observer = QueryWindow(query_window)
     cache = DynamicCache(config=model.config)
+    count = len(cache.layers)
+    ropes = tuple(rope_of(model, layer) for layer in range(count))
+    observer = Observer(query_window, needs, ropes)
     ids = torch.tensor([token_ids], device=model.device)
     with attention(model, PREFILL):
         for part in ids.split(chunk, dim=1):
             out = model(part, past_key_values=cache, use_cache=True, logits_to_keep=1, kvgate=observer)
     windows = tuple(_window(layer) for layer in cache.layers)
     layers = tuple(
-        PromptLayer(
+        LayerView(
             keys=layer.keys[0],
             values=layer.values[0],
             window_queries=observer.queries.get(index),
             scaling=observer.scaling[index],
             layer=index,
             seed=seed,
+            layers=count,
+            mass=observer.mass.get(index),
+            moments=observer.moments(index),
+            rotation=ropes[index],
         )
         for index, layer in enumerate(cache.layers)
     )
-    ropes = tuple(rope_of(model, layer) for layer in range(len(layers)))
-    return Prefilled(layers, windows, len(token_ids), out.logits[0, -1], ropes)
+    return Prefilled(layers, windows, len(token_ids), out.logits[0, -1], ropes, cache)
+
+
+@torch.inference_mode()
+def reread(model: PreTrainedModel, prompt: Prefilled, token_ids: list[int], ask: Sequence[list[int]]) -> Prefilled:
+    """Let the model read the prompt once more, a chunk at a time on top of the whole, and note what it looks at (KVzip).
+
+    Args:
+        prompt: what was prefilled of ``token_ids``.
+        ask: the words that ask for the first chunk, and those before the last tokens of the chunk before for later ones.
+    """
+    observer = Reread(prompt.tokens)
+    with attention(model, PREFILL):
+        for start in range(0, prompt.tokens, REREAD_CHUNK):
+            chunk = token_ids[start : start + REREAD_CHUNK]
+            asked = ask[0] if not start else ask[1] + token_ids[max(0, start - 8) : start]
+            cache = copy(prompt.cache)  # layers replace their tensors when they grow, so the prompt's stay
+            cache.layers = [copy(layer) for layer in prompt.cache.layers]
+            model(
+                torch.tensor([asked + chunk], device=model.device),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+                kvgate=observer,
+            )
+    return prompt.knowing(reread=[observer.largest.get(index) for index in range(len(prompt.layers))])
 
 
 def _window(layer: object) -> int | None:

@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 
 from strategies.base import Format, Patch, Store
 
+STATEFUL = ("dynamic", "longrope")  # their angles follow the longest position asked for, and asking would change them
+
 
 class Rope:
     """The rotation of one attention layer's keys: channels i and i + r / 2 of the first r turn together."""
@@ -51,7 +53,7 @@ class Rope:
 def rope_of(model: PreTrainedModel, layer: int) -> Rope | None:
     """The rotation of attention layer ``layer``; None where the model has none that channels share by halves."""
     rotary = getattr(model.base_model, "rotary_emb", None)
-    if not isinstance(rotary, torch.nn.Module):
+    if not isinstance(rotary, torch.nn.Module) or getattr(rotary, "rope_type", "") in STATEFUL:
         return None
     options = {}
     if "layer_type" in inspect.signature(rotary.forward).parameters:

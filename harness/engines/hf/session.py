@@ -30,9 +30,10 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from harness.engines.base import Answer, Compress, Engine, ModelFacts, Prefill, Row, Session, Support
 from harness.engines.hf import fetch
 from harness.engines.hf.attention import DECODE, attention
+from harness.engines.hf.build import build
 from harness.engines.hf.decode import Reference, RowState, decode, feed, follow
-from harness.engines.hf.joint import JointCache, build
-from harness.engines.hf.prefill import Prefilled, prefill
+from harness.engines.hf.joint import JointCache
+from harness.engines.hf.prefill import Prefilled, prefill, reread
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.types import BadInput, Evidence, Memory, Sample, digest
 from strategies.base import Calibration, Format, KVShape, Layer, Quant, Stack, Structure
@@ -40,6 +41,10 @@ from strategies.base import Calibration, Format, KVShape, Layer, Quant, Stack, S
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SERVED = (DynamicLayer, DynamicSlidingWindowLayer)
 CALIBRATION_PIECE = 1024  # tokens of a calibration text that are prefilled together
+REREAD = (  # what asks for the prompt once more (KVzip): its first chunk, and a later one that starts with given tokens
+    "\n\nRepeat the previous context exactly.\n",
+    "\n\nRepeat the part of the previous context exactly, starting with\n",
+)
 CALIBRATION_QUERIES = 64  # last queries of each piece that calibrating layers may measure attention with
 
 
@@ -117,7 +122,7 @@ class HFSession(Session):
         exact = tokens.context + tokens.rest if compress == "prompt" else tokens.context
         everyone = [row for rows in batches for row in rows]
         try:
-            prompt = self._prefill(exact, [row.stack for row in everyone], sample, seed)
+            prompt = self._prefill(tokens, exact, [row.stack for row in everyone], sample, seed)
         except Exception as error:
             yield from (_failed(row, tokens, error, time.perf_counter() - start) for row in everyone)
             return
@@ -140,44 +145,77 @@ class HFSession(Session):
                 answers = [answer for row in rows for answer in self._isolated(work, [row])]
         yield from answers
 
-    def _prefill(self, ids: list[int], stacks: Sequence[Stack], sample: Sample, seed: int) -> Prefilled:
-        width = max((stack.evict.query_window for stack in stacks if stack.evict), default=0)
+    def _prefill(
+        self, tokens: PromptTokens, exact: list[int], stacks: Sequence[Stack], sample: Sample, seed: int
+    ) -> Prefilled:
+        """The exact prefill, with everything that any policy of ``stacks`` wants to know."""
+        policies = [policy for stack in stacks if stack.evict for policy in stack.evict.phases() if policy]
+        width = max((policy.query_window for policy in policies), default=0)
+        needs = frozenset().union(*(policy.needs for policy in policies))
         chance = int(digest([seed, sample.id]), 16) % 2**48
-        return prefill(self.model, ids, query_window=width, chunk=self.chunk, seed=chance)
+        prompt = prefill(self.model, exact, query_window=width, chunk=self.chunk, seed=chance, needs=needs)
+        if sample.instructions and policies:
+            spans = torch.tensor(self.tokenizer.spans(sample)[: len(exact)], device=prompt.logits.device)
+            prompt = prompt.knowing(spans=[spans] * len(prompt.layers))
+        if "reread" in needs:
+            prompt = reread(self.model, prompt, exact, [self.tokenizer.encode(words) for words in REREAD])
+        if "future" in needs:
+            for steps in sorted({policy.future_steps for policy in policies if "future" in policy.needs}):
+                prompt = self._foresee(prompt, tokens, sample, steps)
+        return prompt
+
+    def _foresee(self, prompt: Prefilled, tokens: PromptTokens, sample: Sample, steps: int) -> Prefilled:
+        """What the full cache's own later queries look at, over the question and at most ``steps`` answer tokens."""
+        ahead = replace(sample, max_new_tokens=min(steps, sample.max_new_tokens), follow=False)
+        work = _Work(ahead, tokens, prompt, "exact", Reference(Row("", Stack("full"))), 0.0)
+        cache, logits = self._filled(work, [Stack("full")], watch=0)
+        self._decode(work, cache, logits, [])
+        masses = [layer.watch.mass[:, : prompt.tokens] if layer.watch else None for layer in cache.layers]
+        return replace(prompt, futures={**prompt.futures, steps: masses})
 
     def _batch(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
         _reset_peak(self.model)
         prompt = work.prompt
-        cache, logits = self._filled(work, [row.stack for row in rows])
-        stored = cache.stored_bytes(len(rows))
+        leads = work.reference.leader in rows
+        cache, logits = self._filled(
+            work, [row.stack for row in rows], watch=rows.index(work.reference.leader) if leads else None
+        )
+        stored, kept = cache.stored_bytes(len(rows)), cache.counts
         states = self._decode(work, cache, logits, rows)
         peak, seconds = _peak_bytes(self.model), time.perf_counter() - work.start
-        for row, size, (state, fidelity) in zip(rows, stored, states, strict=True):
+        for row, size, counts, (state, fidelity) in zip(rows, stored, kept, states, strict=True):
             response = state.response(fidelity)
             yield Answer(
                 cell=row.cell,
                 prompt_hash=work.tokens.hash,
                 response=response,
-                evidence=_evidence(row.stack, prompt, state, size, self.about.shape),
-                memory=self._memory(row.stack, prompt, size, state, peak),
+                evidence=_evidence(row.stack, prompt, counts, state, size, self.about.shape),
+                memory=self._memory(row.stack, prompt, counts, size, state, peak),
                 error=state.error,
                 fault=None if response else "model",
                 seconds=seconds,
             )
 
-    def _filled(self, work: _Work, stacks: Sequence[Stack]) -> tuple[JointCache, Tensor]:
-        """The rows' cache after the prompt, and their logits ``[B, V]`` after its last token."""
+    def _filled(self, work: _Work, stacks: Sequence[Stack], *, watch: int | None) -> tuple[JointCache, Tensor]:
+        """The rows' cache after the prompt, and their logits ``[B, V]`` after its last token.
+
+        ``watch`` is the baseline's row; what it goes on to look at is noted if any row evicts.
+        """
         prompt, new_tokens = work.prompt, len(work.question) + work.sample.max_new_tokens
         logits = prompt.logits.repeat(len(stacks), 1)
         through = [row for row, stack in enumerate(stacks) if work.prefill == "chunked" and stack.packs]
         exact = [row for row in range(len(stacks)) if row not in through]
-        cache = build(prompt, [stacks[row] for row in exact], new_tokens)
+        watched = (
+            exact.index(watch) if watch is not None and (len(stacks) == 1 or any(s.evict for s in stacks)) else None
+        )
+        cache = build(prompt, [stacks[row] for row in exact], new_tokens, watch=watched)
         if through:
             fed = build(prompt.empty(), [stacks[row] for row in through], prompt.tokens + new_tokens)
             ids = torch.tensor([work.prompt_ids] * len(through), device=logits.device)
             with attention(self.model, DECODE):
                 for at in range(0, prompt.tokens, self.chunk):
                     logits[through] = feed(self.model, fed, ids[:, at : at + self.chunk], at)
+            fed.counts = [stacks[row].kept(prompt.tokens, self.about.shape) for row in through]
             cache.join(fed, exact, through)
         return cache, logits
 
@@ -186,7 +224,7 @@ class HFSession(Session):
     ) -> Sequence[tuple[RowState, dict[str, float] | None]]:
         position = work.prompt.tokens
         if work.question:
-            asked = torch.tensor([work.question] * len(rows), device=logits.device)
+            asked = torch.tensor([work.question] * len(logits), device=logits.device)
             with attention(self.model, DECODE):
                 logits = feed(self.model, cache, asked, position)
             position += len(work.question)
@@ -206,11 +244,18 @@ class HFSession(Session):
             )
         return [(state, None) for state in decode(self.model, cache, logits, position, work.sample, self.tokenizer)]
 
-    def _memory(self, stack: Stack, prompt: Prefilled, stored: int, state: RowState, peak: int) -> Memory:
+    def _memory(
+        self,
+        stack: Stack,
+        prompt: Prefilled,
+        counts: Sequence[tuple[int, ...]],
+        stored: int,
+        state: RowState,
+        peak: int,
+    ) -> Memory:
         shape = self.about.shape
-        held = [stack.kept(prompt.tokens, window) for window in shape.windows]
-        formula, bytes_each = stack.formula_bytes(prompt.tokens, shape), shape.element_bytes
-        wider = stack.formula_bytes(prompt.tokens, shape.at(2 * bytes_each))
+        formula, bytes_each = stack.formula_bytes(prompt.tokens, shape, counts), shape.element_bytes
+        wider = stack.formula_bytes(prompt.tokens, shape.at(2 * bytes_each), counts)
         return Memory(
             prompt_tokens=prompt.tokens,
             stored_bytes=stored,
@@ -218,7 +263,7 @@ class HFSession(Session):
             formula_bytes=formula,
             working_bytes=state.working_bytes,
             peak_bytes=peak,
-            kept_fraction=sum(held) / (len(held) * prompt.tokens),
+            kept_fraction=sum(map(sum, counts)) / (shape.layers * shape.kv_heads * prompt.tokens),
             unpacked_elements=(wider - formula) // bytes_each,
             full_elements=Stack("full").formula_bytes(prompt.tokens, shape) // bytes_each,
         )
@@ -234,7 +279,7 @@ class HFEngine(Engine):
     """
 
     name: ClassVar[str] = "hf"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     prefill_chunk: int = 1024
     threads: int = 0
@@ -256,6 +301,8 @@ class HFEngine(Engine):
             return Support(True, "the prompt is computed exactly, then compressed")
         if stack.evict:
             return Support(False, "an eviction ranks exact keys, and a chunked prefill of a packed cache has none")
+        if stack.structure and not stack.structure.by_chunk:
+            return Support(False, f"structure/{stack.structure.name} works on a whole prompt")
         if any(shape.windows):
             return Support(False, "a packed layer with a sliding window cannot drop the tokens that leave it")
         return Support(True, "each chunk is packed, and read back by the next")
@@ -374,17 +421,25 @@ def _stop_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
 
 
-def _evidence(stack: Stack, prompt: Prefilled, state: RowState, stored: int, shape: KVShape) -> tuple[Evidence, ...]:
+def _evidence(
+    stack: Stack,
+    prompt: Prefilled,
+    counts: Sequence[tuple[int, ...]],
+    state: RowState,
+    stored: int,
+    shape: KVShape,
+) -> tuple[Evidence, ...]:
+    exact = Stack("full").formula_bytes(prompt.tokens, shape)
     facts = {
         "stored_bytes": float(stored),
-        "exact_bytes": float(Stack("full").formula_bytes(prompt.tokens, shape)),
-        "tokens_kept": sum(stack.kept(prompt.tokens, window) for window in shape.windows) / shape.layers,
+        "exact_bytes": float(exact),
+        "bytes_freed": float(exact - stored),
+        "tokens_kept": sum(map(sum, counts)) / (shape.layers * shape.kv_heads),
         "prompt_tokens": float(prompt.tokens),
         **state.facts,
     }
-    return tuple(
-        Evidence(layer, acted, why, facts) for layer, (acted, why) in stack.acted(prompt.tokens, shape).items()
-    )
+    acted = stack.acted(prompt.tokens, shape, counts, len(state.tokens))
+    return tuple(Evidence(layer, yes, why, facts) for layer, (yes, why) in acted.items())
 
 
 def _failed(row: Row, tokens: PromptTokens, error: Exception, seconds: float) -> Answer:

@@ -50,6 +50,19 @@ class PromptTokenizer:
             context.insert(0, bos)
         return PromptTokens(context, self.encode(tail))
 
+    def spans(self, sample: Sample) -> list[int]:
+        """For each prompt token the number of the instruction of ``sample`` that it belongs to, -1 for none."""
+        spans = []
+        for piece, text in zip(self.prompt(sample), self._render(sample), strict=True):
+            offsets = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            found = [(text.find(words), len(words), number) for number, words in enumerate(sample.instructions)]
+            mine = [
+                next((number for at, size, number in found if at >= 0 and start < at + size and end > at), -1)
+                for start, end in offsets
+            ]
+            spans += [-1] * (len(piece) - len(mine)) + mine  # the piece may begin with a mark that is not in the text
+        return spans
+
     def prompt_tokens(self, sample: Sample) -> int:
         return sum(len(piece) for piece in self.prompt(sample))
 

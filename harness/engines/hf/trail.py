@@ -1,0 +1,49 @@
+"""What an eviction cost: the attention that the full cache went on to pay to what is gone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.engines.hf.observe import weights
+
+
+class Watch:
+    """The softmax weight that each token gets from one row's queries from here on, averaged over the group.
+
+    The row holds every token, so columns are positions.
+    """
+
+    def __init__(self, row: int, heads: int, capacity: int, device: torch.device) -> None:
+        self.row: int | None = row  # None when it has left the batch
+        self.mass = torch.zeros(heads, capacity, device=device)
+        self.queries = 0
+
+    def saw(self, query: Tensor, keys: Tensor, scaling: float) -> None:
+        """Queries ``[H * G, m, d]`` of the row, and all its keys ``[H, n, d]``."""
+        paid = weights(query, keys, scaling)
+        self.mass[:, : keys.shape[1]] += paid.mean(dim=1).sum(dim=1)
+        self.queries += query.shape[1]
+
+
+class Trail:
+    """Which tokens of one row a layer has dropped, and how much attention they had got by then."""
+
+    def __init__(self, heads: int, capacity: int, device: torch.device) -> None:
+        self.gone = torch.zeros(heads, capacity, dtype=torch.bool, device=device)
+        self.before = torch.zeros(heads, capacity, device=device)
+
+    def drop(self, positions: Tensor, stays: Tensor, watch: Watch) -> None:
+        """Of the tokens at ``positions`` ``[H, n]`` those that do not stay are dropped now."""
+        self.gone.scatter_(1, positions, ~stays)
+        self.before.scatter_(1, positions, watch.mass.gather(1, positions).masked_fill(stays, 0.0))
+
+    def lost(self, watch: Watch) -> tuple[Tensor, Tensor, Tensor]:
+        """Attention paid to dropped tokens after they were dropped; all attention; and how many dropped tokens were missed.
+
+        A token is missed if it got more than an equal share of the attention that was paid.
+        """
+        later = (watch.mass - self.before) * self.gone
+        seen = (watch.mass > 0).sum(dim=1, keepdim=True).clamp_min(1)
+        missed = later > watch.queries / seen
+        return later.sum(), watch.mass.sum(), missed.sum()
