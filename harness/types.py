@@ -64,9 +64,9 @@ class Sample:
     answer_prefix: str = ""
     stop: tuple[str, ...] = ()  # decoding ends after the first of these strings appears
     cluster: str = ""  # samples that share a context, template or world; "" means the sample stands alone
-    instructions: tuple[str, ...] = ()  # parts of context or question that tell what to do; evictions may protect them
     follow: bool = False  # teacher-forced: every strategy is fed the baseline's tokens, and fidelity is measured
     meta: Mapping[str, Any] = field(default_factory=dict)  # facts for reports: prompt_tokens, depth, ...
+    instructions: tuple[str, ...] = ()  # parts of context or question that tell what to do; evictions may protect them
 
     @property
     def hash(self) -> str:

@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_samples_come_back_as_they_went_in(tmp_path: Path) -> None:
     samples = [
         Sample("a", "text", "q?", ("1", "2"), 5, " it is", ("\n",), "doc", False, {"depth": 0.5, "length": 10}),
-        Sample("b", "", "", (), 1, follow=True),
+        Sample("b", "", "", (), 1, follow=True, instructions=("be brief", "in English")),
     ]
     sample_files.save(samples, tmp_path / "s.parquet")
     assert sample_files.load(tmp_path / "s.parquet") == samples

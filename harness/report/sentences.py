@@ -108,7 +108,7 @@ def next_step(outlook: Outlook, cell: Cell) -> str:
     """What would settle a cell that is not settled."""
     reasons = "; ".join(cell.get("reasons") or ())
     if cell["decision"] == Decision.VOID:
-        return f"Put the cause right and run again. Cause: {reasons or 'not recorded'}."
+        return f"Put the cause right and run again. Cause: {(reasons or 'not recorded').removesuffix('.')}."
     parts = [f"n = {count(cell.get('n'))} does not decide δ = {general(cell.get('margin'))}."]
     needed, observed, delta = cell.get("n_needed"), cell.get("n_needed_observed"), cell.get("delta")
     if not missing(needed):

@@ -127,7 +127,8 @@ class EvictingBucket(Bucket):
             )
 
     def facts(self) -> dict[str, Tensor]:
-        return {"tokens_held_end": torch.tensor([self.length], device=self.keys.device)}
+        # a share of the mean over layers, since facts are summed over them
+        return {"tokens_held_end": torch.tensor([self.length / self.view.layers], device=self.keys.device)}
 
 
 class Reader(Protocol):

