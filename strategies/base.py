@@ -192,7 +192,7 @@ class Evict(Layer):
     @property
     def keeps_alike(self) -> bool:
         """Whether all heads and layers keep the same tokens of a prompt, and keep them."""
-        plain = self.spread == "uniform" and self.score_on == "full" and not self.selects_reads
+        plain = self.spread == "uniform" and self.score_on == "full" and not self.rerotate and not self.selects_reads
         return plain and self.phases() == (self, None) and not self.per_head
 
     @property
@@ -556,9 +556,10 @@ class Stack:
     def problems(self, shape: KVShape) -> list[str]:
         found = [problem for layer in (self.structure, self.evict) if layer for problem in layer.problems(shape)]
         if self.structure and self.evict and not self.evict.keeps_alike:
+            alike = "evict/window with spread=uniform, every=0, score_on=full and rerotate=false"
             found.append(
                 f"strategy.evict must keep the same tokens in every head and layer, for good, under structure/"
-                f"{self.structure.name}: evict/window with spread=uniform, every=0 and score_on=full; got {self.evict.name}"
+                f"{self.structure.name}: {alike}; got {self.evict.name}"
             )
         if self.quant and not (self.structure and found):  # a wrong structure has no shape to speak of
             packed = self.structure.latent(shape) if self.structure else shape

@@ -14,7 +14,7 @@ from strategies.base import Evict, KVShape, LayerView
 class Delayed(Evict):
     """Scores a prompt token by the softmax weight that it gets from the first ``late`` queries of the answer.
 
-    Summed over the group; where the question is not part of what is evicted, its queries count too. KVpop trains a scorer
+    Averaged over the group; where the question is not part of what is evicted, its queries count too. KVpop trains a scorer
     that sees the near future; this is the part of it that needs no training. The answer is decoded once with the full
     cache, then the prompt is evicted and it is decoded again from its start: a bound on what a delay is worth, no serving
     method. It differs from the oracle in how little of the future it sees.

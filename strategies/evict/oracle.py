@@ -14,7 +14,7 @@ ALL = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle(Evict):
-    """Scores a prompt token by the softmax weight that it gets from all later queries, summed over the group.
+    """Scores a prompt token by the softmax weight that it gets from all later queries, averaged over the group.
 
     Later are the answer's queries and, where the question is not part of what is evicted, the question's. The answer is
     decoded once with the full cache, then the prompt is evicted and it is decoded again. A bound on every policy that

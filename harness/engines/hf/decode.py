@@ -27,6 +27,7 @@ class RowState:
     stored_bytes_end: int | None = None
     working_bytes: int = 0
     facts: dict[str, float] = field(default_factory=dict)
+    seen: int = 0  # tokens fed, the prompt's and the question's among them
 
     @property
     def running(self) -> bool:
@@ -79,6 +80,7 @@ def decode(
                 if states[batch[place]].running:
                     _advance(states[batch[place]], token, finite[place], sample, tokenizer)
             _note(cache, [states[index] for index in batch])
+            cache.stop_watching([states[index].running for index in batch])
             running = [place for place, index in enumerate(batch) if states[index].running]
             if not running:
                 return states
@@ -188,3 +190,4 @@ def _note(cache: JointCache, states: Sequence[RowState]) -> None:
     for row, state in enumerate(states):
         if not state.running and state.stored_bytes_end is None:
             state.stored_bytes_end, state.working_bytes, state.facts = stored[row], working[row], facts[row]
+            state.seen = cache.layers[0].tokens

@@ -226,6 +226,12 @@ class JointCache(Cache):
             if layer.watch and layer.watch.row is not None:
                 layer.watching(mine[layer.watch.row])
 
+    def stop_watching(self, running: list[bool]) -> None:
+        """A watched row that has finished may stay in the batch for a while; what it is fed there does not count."""
+        for layer in self.layers:
+            if layer.watch and layer.watch.row is not None and not running[layer.watch.row]:
+                layer.watching(None)
+
     def settle(self) -> None:
         """After a step: rows whose keys have moved together lag behind by more."""
         for layer in self.layers:
@@ -281,6 +287,8 @@ class JointCache(Cache):
                     for key, value in zip(("_lost", "_paid", "missed_tokens"), trail.lost(layer.watch), strict=True):
                         add(row, key, float(value))
         for facts in totals:
+            if layers := facts.pop("_evicting_layers", 0.0):
+                facts["tokens_held_end"] /= layers
             if paid := facts.pop("_paid", 0.0):
                 facts["attention_kept"] = 1 - facts.pop("_lost") / paid
         return totals

@@ -52,6 +52,7 @@ class EvictingBucket(Bucket):
     def append(self, keys: Tensor, values: Tensor) -> None:
         start, new = self.length, keys.shape[2]
         super().append(keys, values)
+        self.mass[:, start : self.length] = 0  # what stood there before was evicted
         self.original[:, start : self.length] = torch.arange(self.seen, self.seen + new, device=self.original.device)
         self.seen += new
 
@@ -127,8 +128,8 @@ class EvictingBucket(Bucket):
             )
 
     def facts(self) -> dict[str, Tensor]:
-        # a share of the mean over layers, since facts are summed over them
-        return {"tokens_held_end": torch.tensor([self.length / self.view.layers], device=self.keys.device)}
+        one = torch.ones(1, dtype=torch.long, device=self.keys.device)
+        return {"tokens_held_end": one * self.length, "_evicting_layers": one}
 
 
 class Reader(Protocol):
@@ -145,8 +146,8 @@ class ReadingBucket(Bucket):
     def __init__(self, base: Bucket, reader: Reader, layer: int) -> None:
         super().__init__(base.rows, base.heads, base.keys, base.values, base.length, base.groups)
         self.reader, self.layer = reader, layer
-        self.read = torch.zeros(1, device=self.keys.device)
-        self.held = torch.zeros(1, device=self.keys.device)
+        self.read = torch.zeros(1, dtype=torch.long, device=self.keys.device)
+        self.held = torch.zeros(1, dtype=torch.long, device=self.keys.device)
 
     def attend(self, query: Tensor, scaling: float, window: int | None) -> Tensor:
         if query.shape[3] > 1:  # a question is prefilled: all of the past is read

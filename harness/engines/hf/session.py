@@ -166,7 +166,9 @@ class HFSession(Session):
 
     def _foresee(self, prompt: Prefilled, tokens: PromptTokens, sample: Sample, steps: int) -> Prefilled:
         """What the full cache's own later queries look at, over the question and at most ``steps`` answer tokens."""
-        ahead = replace(sample, max_new_tokens=min(steps, sample.max_new_tokens), follow=False)
+        # the last token said is not fed, so one more is said than looks; who follows does not stop at words
+        count, stop = min(steps + 1, sample.max_new_tokens), () if sample.follow else sample.stop
+        ahead = replace(sample, max_new_tokens=count, stop=stop, follow=False)
         work = _Work(ahead, tokens, prompt, "exact", Reference(Row("", Stack("full"))), 0.0)
         cache, logits = self._filled(work, [Stack("full")], watch=0)
         self._decode(work, cache, logits, [])
@@ -438,7 +440,7 @@ def _evidence(
         "prompt_tokens": float(prompt.tokens),
         **state.facts,
     }
-    acted = stack.acted(prompt.tokens, shape, counts, len(state.tokens))
+    acted = stack.acted(prompt.tokens, shape, counts, max(0, state.seen - prompt.tokens))
     return tuple(Evidence(layer, yes, why, facts) for layer, (yes, why) in acted.items())
 
 
