@@ -1,7 +1,8 @@
 """KIVI (arXiv 2402.02750): keys quantized per channel, values per token, the newest tokens left in full precision.
 
 Asymmetric uniform codes: s = (max - min) / (2**bits - 1), q = round((x - min) / s), x' = q * s + min, with s and min held in
-float16. The codes are taken with the rounded s and min, so the error stays within s / 2 and the rounding of both.
+float16, where they saturate. The codes are taken with the rounded s and min, so up to 65504 the error stays within s / 2 and
+the rounding of both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from strategies.base import Calibration, Format, KVShape, Patch, Quant, Store
+from strategies.quant.columns import to_half
 from strategies.quant.packing import pack, unpack
 
 GROUP_BYTES = 4  # a float16 scale and a float16 minimum
@@ -30,8 +32,8 @@ class Block(NamedTuple):
 def encode(x: Tensor, bits: int, group: int) -> Block:
     """Quantize groups of ``group`` neighbours along the last dimension, which ``group`` must divide."""
     grouped = x.float().unflatten(-1, (-1, group))
-    low = grouped.amin(dim=-1, keepdim=True).half()
-    scale = ((grouped.amax(dim=-1, keepdim=True) - low.float()) / (2**bits - 1)).half()
+    low = to_half(grouped.amin(dim=-1, keepdim=True))
+    scale = to_half((grouped.amax(dim=-1, keepdim=True) - low.float()) / (2**bits - 1))
     step = torch.where(scale > 0, scale, torch.ones_like(scale)).float()  # a constant group: every code is 0
     codes = ((grouped - low.float()) / step).round().clamp(0, 2**bits - 1).to(torch.uint8)
     return Block(pack(codes, bits), scale, low)

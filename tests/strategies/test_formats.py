@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
+import ml_dtypes
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from strategies.base import KVShape, Stack
-from strategies.quant.fp8 import FP8
+from strategies.quant.fp8 import FP8, FP8E5M2
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
 from strategies.quant.packing import pack, unpack
@@ -152,6 +156,12 @@ def test_outliers_of_ten_thousand_stay_finite_in_two_bits() -> None:
         assert math.isclose(float(read.max()), 1e4, rel_tol=1e-3)
 
 
+def test_what_float16_cannot_hold_saturates() -> None:
+    x = torch.randn(1, 1, 64, 32) * 1e6
+    for read in KIVI(bits=4, group=32, residual=32).format.store(x, x).read():
+        assert torch.isfinite(read).all()
+
+
 BAD = [
     (KIVI(bits=3), "bits"),
     (KIVI(group=48), "group"),
@@ -165,3 +175,82 @@ BAD = [
 def test_a_bad_option_is_named_with_its_rule_and_value(layer: KIVI | FP8, field: str) -> None:
     problems = layer.problems(shape(64, 2))
     assert any(f"strategy.quant.{field}" in problem and str(getattr(layer, field)) in problem for problem in problems)
+
+
+# --- closed forms, over shapes and values ---
+
+
+def drawn(dim: int, tokens: int, scale: float, kind: str, seed: int) -> torch.Tensor:
+    x = torch.randn(2, 3, tokens, dim, generator=torch.Generator().manual_seed(seed)) * scale
+    if kind == "flat":
+        return torch.full_like(x, scale)
+    if kind == "outliers":
+        x[..., dim // 3] = 1e4
+        x[:, :, tokens // 2] *= 5
+    return x
+
+
+shapes = given(
+    dim=st.sampled_from([64, 80, 128, 256]),
+    tokens=st.integers(1, 67),
+    scale=st.sampled_from([1e-4, 1.0, 1e4]),
+    kind=st.sampled_from(["normal", "flat", "outliers"]),
+    seed=st.integers(0, 99),
+)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "head", "token_head"])
+@shapes
+@settings(max_examples=30, deadline=None)
+def test_int8_is_off_by_half_a_scale_at_most(granularity: str, dim: int, tokens: int, **how: Any) -> None:
+    x = drawn(dim, tokens, **how)
+    layer = INT8(scale=granularity)
+    assert bool(((layer.store(x, x).read()[0] - x).abs() <= layer.scale_of(x) / 2 * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize(
+    "layer, digits, least", [(FP8(), 3, -6), (FP8E5M2(scale="token_head", scale_from="prompt"), 2, -14)]
+)
+@shapes
+@settings(max_examples=30, deadline=None)
+def test_fp8_is_off_by_half_a_unit_in_the_last_place(
+    layer: FP8, digits: int, least: int, dim: int, tokens: int, **how: Any
+) -> None:
+    """Of the number over its scale: 2**(exponent - digits) / 2, the exponent at least that of the smallest normal number."""
+    x = drawn(dim, tokens, **how)
+    scale = layer.scale_of(x)
+    unit = torch.exp2((x / scale).abs().clamp_min(2.0**least).log2().floor() - digits)
+    assert bool(((layer.store(x, x).read()[0] - x).abs() <= unit * scale / 2 * (1 + 1e-4)).all())
+
+
+@pytest.mark.parametrize("name, layer", [("float8_e4m3fn", FP8()), ("float8_e5m2", FP8E5M2())])
+def test_fp8_codes_are_those_of_an_independent_library(name: str, layer: FP8) -> None:
+    """Every finite float16 number, rounded as ml_dtypes does where that does not overflow."""
+    numbers = torch.arange(2**16).to(torch.uint16).view(torch.float16).float()
+    numbers = numbers[numbers.isfinite() & (numbers.abs() <= layer.largest)]
+    theirs = numbers.numpy().astype(getattr(ml_dtypes, name)).view("uint8")
+    assert torch.equal(layer.encode(numbers).view(torch.uint8), torch.from_numpy(theirs))
+    beyond = torch.tensor([1e6, -1e6, torch.inf, -torch.inf])
+    assert layer.encode(beyond).float().tolist() == [layer.largest, -layer.largest] * 2
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@shapes
+@settings(max_examples=30, deadline=None)
+def test_kivi_is_off_by_half_a_step_and_the_rounding_of_scale_and_minimum(
+    bits: int, dim: int, tokens: int, scale: float, kind: str, seed: int
+) -> None:
+    x = drawn(dim, tokens, min(scale, 1000.0), kind, seed)  # float16 holds 65504
+    format = KIVI(bits=bits, group=16, residual=16).format
+    keys, values = format.store(x, x).read()
+    whole, old = tokens // 16 * 16, max(0, tokens - 16)
+    for read, packed, groups in (
+        (keys[:, :, :whole].transpose(2, 3), x[:, :, :whole].transpose(2, 3), 16),
+        (values[:, :, :old], x[:, :, :old], 16),
+    ):
+        exact = packed.unflatten(-1, (-1, groups))
+        spread = exact.amax(-1, keepdim=True) - exact.amin(-1, keepdim=True)
+        rounding = 2**-11 * (spread + exact.abs().amax(-1, keepdim=True)) + 2**bits * 2**-24
+        off = (read.unflatten(-1, (-1, groups)) - exact).abs()
+        assert bool((off <= spread / (2**bits - 1) / 2 + 2 * rounding).all())
+    assert torch.equal(keys[:, :, whole:], x[:, :, whole:]) and torch.equal(values[:, :, old:], x[:, :, old:])
