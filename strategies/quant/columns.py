@@ -17,8 +17,28 @@ from strategies.base import Patch, Store
 LARGEST_HALF = 65504.0
 
 
-class Columns(ABC):
-    """The codes of one side (keys or values): some tensors ``[R, H, n, ...]``, held in the parts in which they came."""
+class Side(ABC):
+    """The codes of one side, keys or values, when taking in tokens changes none that are there."""
+
+    @abstractmethod
+    def append(self, x: Tensor) -> Tensor:
+        """Encode the next tokens ``[R, H, m, d]``; return what they decode to."""
+
+    @abstractmethod
+    def read(self) -> Tensor:
+        """Decode everything, ``[R, H, n, d]``."""
+
+    @abstractmethod
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor held, first dimension R."""
+
+    @abstractmethod
+    def select(self, rows: Tensor) -> None:
+        """Keep only these rows, in this order."""
+
+
+class Columns(Side):
+    """Some tensors ``[R, H, n, ...]``, held in the parts in which they came."""
 
     def __init__(self, like: Tensor) -> None:
         self.dtype = like.dtype  # of what is read
@@ -33,7 +53,6 @@ class Columns(ABC):
         """What ``encode`` gave, back to ``[R, H, m, d]``."""
 
     def append(self, x: Tensor) -> Tensor:
-        """Encode the next tokens; return what they decode to."""
         part = self.encode(x.float())
         if x.shape[2] or not self.parts:
             self.parts.append(part)
@@ -51,9 +70,9 @@ class Columns(ABC):
 
 
 class ColumnStore(Store):
-    """Keys and values as two ``Columns``, new ones, which take in the prompt here."""
+    """Keys and values as two ``Side``s, new ones, which take in the prompt here."""
 
-    def __init__(self, keys_to: Columns, values_to: Columns, keys: Tensor, values: Tensor) -> None:
+    def __init__(self, keys_to: Side, values_to: Side, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys_to, values_to
         self.length = 0
         self.append(keys, values)

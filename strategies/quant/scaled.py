@@ -10,26 +10,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import Calibration, Format, KVShape, Patch, Store, UniformQuant
+from strategies.base import Calibration, Format, KVShape, Store, UniformQuant
+from strategies.quant.columns import ColumnStore, Side
 
 SCALE_BYTES = 4  # scales are float32, as in the serving engines
 SLACK = 1 + 2.0**-20  # float32 rounding must not make a number that fits look clipped
 SHARED = {"tensor": (0, 1, 2), "head": (1, 2), "token_head": (2,)}  # dimensions of [H, n, d] that share a scale
 
 
-class Codes:
-    """Codes of one tensor (keys or values) with their scales; grows along the token dimension."""
+class Codes(Side):
+    """One-byte codes with their scales, held in the parts in which they came. ``scale`` is given or taken from the first."""
 
-    def __init__(self, format: ScaledFormat, x: Tensor, scale: Tensor | None) -> None:
+    def __init__(self, format: ScaledFormat, like: Tensor, scale: Tensor | None) -> None:
         self.format = format
-        self.dtype = x.dtype
+        self.dtype = like.dtype
         self.parts: list[Tensor] = []
-        self.scales: list[Tensor] = [] if scale is None else [scale.to(x.device).repeat(x.shape[0], 1, 1, 1)]
-        self.clipped = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        self.append(x)
+        self.scales: list[Tensor] = [] if scale is None else [scale.to(like.device).repeat(like.shape[0], 1, 1, 1)]
+        self.clipped = torch.zeros(like.shape[0], dtype=torch.int64, device=like.device)
 
     def append(self, x: Tensor) -> Tensor:
-        """Encode the next tokens; return what they decode to."""
         if not x.shape[2] and self.parts:
             return x
         scale = self._scale(x)
@@ -67,30 +66,11 @@ class Codes:
         self.clipped = self.clipped[rows]
 
 
-class ScaledStore(Store):
+class ScaledStore(ColumnStore):
     """Keys and values as two ``Codes``."""
 
-    def __init__(
-        self, format: ScaledFormat, keys: Tensor, values: Tensor, scales: tuple[Tensor, Tensor] | None = None
-    ) -> None:
-        self.length = keys.shape[2]
-        key_scale, value_scale = scales or (None, None)
-        self.keys, self.values = Codes(format, keys, key_scale), Codes(format, values, value_scale)
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[list[Patch], list[Patch]]:
-        start, self.length = self.length, self.length + keys.shape[2]
-        return [Patch(start, self.keys.append(keys))], [Patch(start, self.values.append(values))]
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        return self.keys.read(), self.values.read()
-
-    def tensors(self) -> Iterator[Tensor]:
-        yield from self.keys.tensors()
-        yield from self.values.tensors()
-
-    def select(self, rows: Tensor) -> None:
-        self.keys.select(rows)
-        self.values.select(rows)
+    keys: Codes
+    values: Codes
 
     def facts(self) -> dict[str, Tensor]:
         return {"clipped_elements": self.keys.clipped + self.values.clipped}
@@ -167,7 +147,8 @@ class ScaledFormat(UniformQuant):
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
         one = keys.new_ones(1, 1 if self.scale == "tensor" else keys.shape[1], 1, 1, dtype=torch.float32)
-        return ScaledStore(self, keys, values, (one, one) if self.scale_from == "one" else None)
+        scale = one if self.scale_from == "one" else None
+        return ScaledStore(Codes(self, keys, scale), Codes(self, values, scale), keys, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,4 +170,5 @@ class Calibrated(Format):
         return self.origin.quantized_tokens(tokens)
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
-        return ScaledStore(self.origin, keys, values, (self.key_scale, self.value_scale))
+        sides = Codes(self.origin, keys, self.key_scale), Codes(self.origin, values, self.value_scale)
+        return ScaledStore(*sides, keys, values)
