@@ -105,8 +105,7 @@ class HFSession(Session):
                 prefill(self.model, piece, query_window=CALIBRATION_QUERIES, chunk=self.chunk, seed=0)
                 for piece in pieces
             )
-        pieces_read = self._calibrations[key]
-        return tuple(piece.unrotated() if unrotated else piece.layers for piece in pieces_read)
+        return tuple(piece.unrotated() if unrotated else piece.layers for piece in self._calibrations[key])
 
     def run(
         self,
@@ -178,10 +177,9 @@ class HFSession(Session):
     def _batch(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
         _reset_peak(self.model)
         prompt = work.prompt
-        leads = work.reference.leader in rows
-        cache, logits = self._filled(
-            work, [row.stack for row in rows], watch=rows.index(work.reference.leader) if leads else None
-        )
+        costs = work.reference.leader in rows and any(row.stack.evict for row in rows)
+        watch = rows.index(work.reference.leader) if costs else None
+        cache, logits = self._filled(work, [row.stack for row in rows], watch=watch)
         stored, kept = cache.stored_bytes(len(rows)), cache.counts
         states = self._decode(work, cache, logits, rows)
         peak, seconds = _peak_bytes(self.model), time.perf_counter() - work.start
@@ -201,15 +199,13 @@ class HFSession(Session):
     def _filled(self, work: _Work, stacks: Sequence[Stack], *, watch: int | None) -> tuple[JointCache, Tensor]:
         """The rows' cache after the prompt, and their logits ``[B, V]`` after its last token.
 
-        ``watch`` is the baseline's row; what it goes on to look at is noted if any row evicts.
+        ``watch`` is the baseline's row, if what it goes on to look at is to be noted.
         """
         prompt, new_tokens = work.prompt, len(work.question) + work.sample.max_new_tokens
         logits = prompt.logits.repeat(len(stacks), 1)
         through = [row for row, stack in enumerate(stacks) if work.prefill == "chunked" and stack.packs]
         exact = [row for row in range(len(stacks)) if row not in through]
-        watched = (
-            exact.index(watch) if watch is not None and (len(stacks) == 1 or any(s.evict for s in stacks)) else None
-        )
+        watched = None if watch is None else exact.index(watch)
         cache = build(prompt, [stacks[row] for row in exact], new_tokens, watch=watched)
         if through:
             fed = build(prompt.empty(), [stacks[row] for row in through], prompt.tokens + new_tokens)
@@ -276,7 +272,8 @@ class HFEngine(Engine):
     """The reference engine on transformers: shows what a method does to quality and to bytes, on any device.
 
     Args:
-        prefill_chunk: tokens fed at once; bounds the memory of long prompts, changes no result beyond rounding.
+        prefill_chunk: tokens fed at once; bounds the memory of long prompts. With an exact prefill it changes no result beyond
+            rounding; with a chunked one it is the chunk that reads the stored past.
         threads: CPU threads; 0 leaves torch's own choice.
     """
 
