@@ -42,7 +42,8 @@ def load(path: Path, n: int | None = None) -> list[Sample]:
 
 def _sample(row: Mapping[Hashable, Any]) -> Sample:
     facts = {str(key): json.loads(value) if key in _JSON else value for key, value in row.items()}
-    return Sample(**{key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()})
+    facts.update({key: tuple(value) for key, value in facts.items() if isinstance(value, list)})
+    return Sample(**facts)
 
 
 def set_hash(samples: list[Sample]) -> str:
