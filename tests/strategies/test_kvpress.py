@@ -188,3 +188,16 @@ def test_adakv_pools_as_its_code_does_and_snapkv_as_kvpress(golden: dict[str, Te
     at = view(golden, 0)
     assert torch.equal(AdaKV(keep=0.5, **SNAPKV, pool="avg").importance(at), SnapKV(keep=0.5).importance(at))
     assert not torch.equal(AdaKV(keep=0.5).importance(at), SnapKV(keep=0.5).importance(at))
+
+
+@pytest.mark.parametrize("press", ADAPTIVE)
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_adakv_with_protected_shares_keeps_what_kvpress_keeps(
+    golden: dict[str, Tensor], press: str, ratio: float
+) -> None:
+    kind, options, scored_by = ADAPTIVE[press]
+    policy = kind(keep=1 - ratio, share="protect", **options)
+    for layer in LAYERS:
+        theirs = golden[f"kept/{press}/{ratio}"][layer].bool()
+        scores = golden[f"scores/{scored_by}"][layer]
+        assert same_up_to_ties(kept(policy, golden, layer), theirs, scores), f"layer {layer}"
