@@ -19,7 +19,7 @@ from harness.engines.hf.build import build
 from harness.engines.hf.decode import RowState, decode, feed
 from harness.engines.hf.joint import Bucket, JointCache
 from harness.engines.hf.live import EvictingBucket
-from harness.engines.hf.prefill import Prefilled
+from harness.engines.hf.prefill import Prefilled, prefill
 from harness.engines.hf.session import HFEngine, HFSession
 from harness.types import Sample
 from strategies.base import Evict, LayerView, Stack
@@ -1122,3 +1122,26 @@ def test_a_crowd_that_follows_is_measured_row_by_row_as_alone(session: HFSession
         )
         for fact in ("attention_kept", "missed_tokens"):
             assert facts_of(mine).get(fact) == pytest.approx(facts_of(alone).get(fact), abs=1e-4), (row.cell, fact)
+
+
+@pytest.mark.parametrize(
+    "policy", [KeyDiff(keep=0.3, spread="heads"), Knorm(keep=0.3, spread="heads"), AdaKV(keep=0.3, window=8)]
+)
+def test_tokens_kept_are_told_head_by_head(session: HFSession, policy: Evict) -> None:
+    """In the order of the heads, however long each is: a layer's heads changed over are told changed over."""
+    prompt = prefill(session.model, list(range(2, 150)), query_window=16, chunk=64, seed=0)
+    swapped = [
+        view._replace(
+            keys=view.keys.flip(0),
+            values=view.values.flip(0),
+            window_queries=grouped(view.window_queries).flip(0).flatten(0, 1),
+        )
+        for view in prompt.layers
+    ]
+    for layers in (prompt.layers, swapped):
+        cache = build(replace(prompt, layers=tuple(layers)), [FULL, Stack("a", evict=policy)], 4)
+        expected = [
+            tuple(len(head) for head in policy.chosen(policy.importance(layer), policy.budget(prompt.tokens)))
+            for layer in layers
+        ]
+        assert cache.counts[1] == expected

@@ -11,7 +11,7 @@ import torch
 
 from harness.engines.hf.build import build
 from harness.engines.hf.prefill import prefill
-from harness.engines.hf.rope import rope_of
+from harness.engines.hf.rope import ropes_of
 from strategies.base import Stack
 from strategies.evict.window import Window
 from strategies.quant.int8 import INT8
@@ -50,7 +50,7 @@ def test_turning_back_gives_what_the_projection_gave(tiny_family: Callable[..., 
             handle.remove()
         for layer, back in enumerate(prompt.unrotated()):
             held = back.keys.shape[1]
-            rope = rope_of(session.model, layer)
+            rope = ropes_of(session.model, len(prompt.layers))[layer]
             assert rope is not None
             torch.testing.assert_close(back.keys, projected[layer][0, :, -held:], rtol=1e-4, atol=1e-4)
             where = prompt.positions(layer).expand(1, *back.keys.shape[:2])
@@ -60,7 +60,7 @@ def test_turning_back_gives_what_the_projection_gave(tiny_family: Callable[..., 
 
 def test_a_model_without_such_a_rotation_gives_keys_as_cached(tiny_family: Callable[..., Path]) -> None:
     for session in open_session(tiny_family("cohere")):  # its channels turn in neighbouring pairs
-        assert rope_of(session.model, 0) is None
+        assert ropes_of(session.model, 2) == (None, None)
         prompt = prefill(session.model, list(range(2, 62)), query_window=0, chunk=64, seed=0)
         assert prompt.unrotated()[0].keys is prompt.layers[0].keys
         stack = fitted(session, Stack("l", LowRank(rank=126)))

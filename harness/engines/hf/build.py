@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from harness.engines.hf.joint import Bucket, Group, JointCache, JointLayer
 from harness.engines.hf.live import EvictingBucket, ReadingBucket
 from harness.engines.hf.prefill import Prefilled
-from harness.engines.hf.rope import UnrotatedStore
+from harness.engines.hf.rope import Rope, UnrotatedStore
 from harness.engines.hf.trail import Trail, Watch
 from harness.types import Unsupported
 from strategies.base import Evict, Format, LayerView, SharedFormat, Stack, Store
@@ -63,22 +64,19 @@ class LayerBuilder:
 
         ``shared`` carries stores of layers that hold their tokens together from the first of two to the second.
         """
-        slots = [slot for row in range(len(self.stacks)) for slot in self._slots(row)]
-        buckets = []
-        order = {id(slot): self.formats.index(self.formats[slot.row]) for slot in slots}
-        slots.sort(key=lambda slot: (*self._bucket_of(slot), order[id(slot)]))
-        for _, same in groupby(slots, key=self._bucket_of):
-            buckets.append(self._bucket(list(same), shared))
+        by_row = [self._slots(row) for row in range(len(self.stacks))]
+        slots = [slot for mine in by_row for slot in mine]
+        slots.sort(key=lambda slot: (*self._bucket_of(slot), self.formats.index(self.formats[slot.row])))
+        buckets = [self._bucket(list(same), shared) for _, same in groupby(slots, key=self._bucket_of)]
         layer = JointLayer(buckets, self.prompt.tokens, self.window, self.heads)
         if watch is not None and self.window is None:
             capacity = self.prompt.tokens + self.new_tokens
             layer.watch = Watch(watch, self.heads, capacity, self.layer.keys.device)
-            layer.watching(watch)
             self._follow_losses(layer, slots, capacity)
-        layer.buckets = [self._alive(bucket, layer) for bucket in buckets]
+        layer.buckets = [self._alive(bucket, layer, by_row) for bucket in buckets]
         if layer.watch:
             layer.watching(watch)
-        counts = [tuple(s.length for s in slots if s.row == row) for row in range(len(self.stacks))]
+        counts = [tuple(slot.length for slot in mine) for mine in by_row]
         return layer, [mine if len(mine) == self.heads else mine * self.heads for mine in counts]
 
     # --- what each row keeps ---
@@ -141,7 +139,8 @@ class LayerBuilder:
         for at, slot in enumerate(slots):
             keys[at, :, :length], values[at, :, :length] = slot.gather()
             if self._rerotates(slot):
-                keys[at, :, :length] = self._together(keys[at, :, :length], self._positions(slot))
+                moved = self._rope().together(keys[at : at + 1, :, :length], self._positions(slot)[None])
+                keys[at : at + 1, :, :length] = moved
         groups = []
         for format, same in groupby(range(len(slots)), key=lambda at: self.formats[slots[at].row]):
             places = list(same)
@@ -186,18 +185,17 @@ class LayerBuilder:
         evict = self.stacks[slot.row].evict
         return evict is not None and evict.rerotate and slot.chosen is not None
 
-    def _together(self, keys: Tensor, positions: Tensor) -> Tensor:
+    def _rope(self) -> Rope:
         rope = self.prompt.ropes[self.index]
         if rope is None:
             raise Unsupported(
                 "strategy.evict.rerotate needs a model whose rotary positions are known, and this one's are not"
             )
-        ranks = torch.arange(keys.shape[1], device=keys.device).expand(1, *keys.shape[:2])
-        return rope.turn(rope.back(keys[None], positions[None]), ranks)[0]
+        return rope
 
     # --- rows that choose anew ---
 
-    def _alive(self, bucket: Bucket, layer: JointLayer) -> Bucket:
+    def _alive(self, bucket: Bucket, layer: JointLayer, by_row: Sequence[list[Slot]]) -> Bucket:
         row = int(bucket.rows[0])
         stack = self.stacks[row]
         if self.window is not None or stack.evict is None:
@@ -207,14 +205,13 @@ class LayerBuilder:
         policy = stack.evict.phases()[1]
         if policy is None:
             return bucket
-        slot = self._slots(row)[0]
-        positions = self._positions(slot)
-        mass = (
-            self.layer.mass if slot.chosen is None or self.layer.mass is None else self.layer.mass.gather(1, positions)
-        )
+        positions = self._positions(by_row[row][0])  # heads of such a row keep equally many tokens: one slot
+        mass = None if self.layer.mass is None else self.layer.mass.gather(1, positions)
         view = self.layer._replace(positions=positions, mass=mass)
+        if policy.rerotate:
+            self._rope()  # or say at once that there is none
         format = self.formats[row]
-        make = None if format is None else (lambda k, v, at, seen: self._store(format, k, v, at, seen))
+        make = None if format is None else partial(self._store, format)
         return EvictingBucket(bucket, policy, view, self.prompt.tokens, make, layer.trails.get(row), layer.watch)
 
     def _follow_losses(self, layer: JointLayer, slots: list[Slot], capacity: int) -> None:

@@ -14,9 +14,8 @@ from harness.engines.hf.observe import weights
 from harness.engines.hf.trail import Trail, Watch
 from strategies.base import Evict, LayerView, Store
 
-Make = Callable[
-    [Tensor, Tensor, Tensor, int], Store
-]  # of keys, values ``[1, H, m, d]``, positions ``[1, H, m]``, tokens seen
+# of keys and values ``[1, H, m, d]``, their positions ``[1, H, m]`` and the number of tokens seen
+Make = Callable[[Tensor, Tensor, Tensor, int], Store]
 
 
 class EvictingBucket(Bucket):
@@ -96,9 +95,7 @@ class EvictingBucket(Bucket):
         if self.policy.rerotate:
             rope = self.view.rotation
             assert rope is not None
-            at = self._rotated_to().gather(1, chosen)[None]
-            together = torch.arange(budget, device=keys.device).expand(1, keys.shape[1], -1)
-            keys = rope.turn(rope.back(keys, at), together)
+            keys = rope.together(keys, self._rotated_to().gather(1, chosen)[None])
             self.moved = self.seen - budget
         if self.make:
             store = self.make(keys, values, places[None], self.seen)
@@ -123,9 +120,8 @@ class EvictingBucket(Bucket):
     def _note(self, chosen: Tensor) -> None:
         if self.trail and self.watch:
             positions = self.original[:, : self.length]
-            self.trail.drop(
-                positions, torch.zeros_like(positions, dtype=torch.bool).scatter_(1, chosen, True), self.watch
-            )
+            stays = torch.zeros_like(positions, dtype=torch.bool).scatter_(1, chosen, True)
+            self.trail.drop(positions, stays, self.watch)
 
     def facts(self) -> dict[str, Tensor]:
         one = torch.ones(1, dtype=torch.long, device=self.keys.device)

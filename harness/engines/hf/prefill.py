@@ -12,7 +12,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from harness.engines.hf.attention import PREFILL, attention
 from harness.engines.hf.observe import Observer, Reread
-from harness.engines.hf.rope import Rope, rope_of
+from harness.engines.hf.rope import Rope, ropes_of
 from harness.types import Unsupported
 from strategies.base import LayerView
 
@@ -78,7 +78,7 @@ def prefill(
     """Feed ``token_ids`` in chunks of ``chunk`` tokens; no attention matrix larger than chunk x n is ever built."""
     cache = DynamicCache(config=model.config)
     count = len(cache.layers)
-    ropes = tuple(rope_of(model, layer) for layer in range(count))
+    ropes = ropes_of(model, count)
     observer = Observer(query_window, needs, ropes)
     ids = torch.tensor([token_ids], device=model.device)
     with attention(model, PREFILL):

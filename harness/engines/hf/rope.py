@@ -42,6 +42,12 @@ class Rope:
         square = cos.square() + sin.square()
         return self._rotated(keys, cos / square, -sin / square)
 
+    def together(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Keys ``[R, H, m, d]`` that stand at ``positions`` ``[R, H, m]``, moved to 0, 1, 2 ..."""
+        return self.turn(
+            self.back(keys, positions), torch.arange(keys.shape[2], device=keys.device).expand(keys.shape[:3])
+        )
+
     def _rotated(self, keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         turned, rest = keys.float().split([cos.shape[-1], keys.shape[-1] - cos.shape[-1]], dim=-1)
         first, second = turned.chunk(2, dim=-1)
@@ -50,19 +56,23 @@ class Rope:
 
 
 @torch.inference_mode()
-def rope_of(model: PreTrainedModel, layer: int) -> Rope | None:
-    """The rotation of attention layer ``layer``; None where the model has none that channels share by halves."""
+def ropes_of(model: PreTrainedModel, layers: int) -> tuple[Rope | None, ...]:
+    """The rotation of each attention layer; None where the model has none that channels share by halves."""
     rotary = getattr(model.base_model, "rotary_emb", None)
     if not isinstance(rotary, torch.nn.Module) or getattr(rotary, "rope_type", "") in STATEFUL:
-        return None
-    options = {}
-    if "layer_type" in inspect.signature(rotary.forward).parameters:
-        options["layer_type"] = model.config.get_text_config().layer_types[layer]
-    found = rotary(torch.zeros(1, 1, device=model.device), torch.tensor([[3]], device=model.device), **options)
+        return (None,) * layers
+    if "layer_type" not in inspect.signature(rotary.forward).parameters:
+        return (_rope(rotary, {}, model.device),) * layers
+    kinds = model.config.get_text_config().layer_types[:layers]
+    by_kind = {kind: _rope(rotary, {"layer_type": kind}, model.device) for kind in set(kinds)}
+    return tuple(by_kind[kind] for kind in kinds)
+
+
+def _rope(rotary: torch.nn.Module, options: dict[str, Any], device: torch.device) -> Rope | None:
+    found = rotary(torch.zeros(1, 1, device=device), torch.tensor([[3]], device=device), **options)
     if not isinstance(found, tuple) or not all(isinstance(x, Tensor) for x in found):
         return None
-    shared = all(torch.equal(*x.chunk(2, dim=-1)) for x in found)
-    return Rope(rotary, options) if shared else None
+    return Rope(rotary, options) if all(torch.equal(*x.chunk(2, dim=-1)) for x in found) else None
 
 
 class UnrotatedStore(Store):
