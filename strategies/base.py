@@ -129,15 +129,11 @@ class LayerView(NamedTuple):
     layers: int = 1  # attention layers of the model
     positions: Tensor | None = None  # [H, n]: where the keys are rotated to; None: 0 to n - 1
     step: int = 0  # answer tokens decoded so far
-    mass: Tensor | None = (
-        None  # [H, n]: softmax weight that each key got from all queries so far, summed over the group
-    )
+    mass: Tensor | None = None  # [H, n]: weight that each key got from all queries so far, summed over the group
     moments: Moments | None = None
     rotation: Rotation | None = None
     reread: Tensor | None = None  # [H, n]: largest weight that each key got while the model read the context once more
-    future: Tensor | None = (
-        None  # [H, n]: weight that each key gets from ``full``'s later queries, summed over the group
-    )
+    future: Tensor | None = None  # [H, n]: weight that each key gets from ``full``'s later queries, mean over the group
     spans: Tensor | None = None  # [n] or [H, n]: number of the instruction that a token belongs to, -1 for none
 
 
@@ -393,9 +389,9 @@ class Format(ABC):
     unrotated: ClassVar[bool] = False  # packs keys as they are before rotary positions, where an engine has them
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """The short name of this format as set up, for people."""
-        raise NotImplementedError
 
     @abstractmethod
     def layer_bytes(self, tokens: int, shape: KVShape) -> int:

@@ -48,10 +48,9 @@ class TwoPhase(Composite):
         for option, policy in (("prefill", self.prefill), ("decode", self.decode)):
             if policy is None:
                 found.append(f"{self.option(option)} must hold a policy, got none")
-            else:
-                found += self.problems_inside(option, policy, shape)
-        for option, policy in (("prefill", self.prefill), ("decode", self.decode)):
-            if policy is not None and policy.rerotate:
+                continue
+            found += self.problems_inside(option, policy, shape)
+            if policy.rerotate:
                 rule = "must be false: both phases would have to agree on positions"
                 found.append(f"{self.option(option)}.rerotate {rule}, got True")
         if self.decode is not None and self.decode.every < 1:
