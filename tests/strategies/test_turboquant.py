@@ -9,15 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.base import KVShape, Stack, Store
+from strategies.base import Stack, Store
 from strategies.quant.lloydmax import lloyd_max
 from strategies.quant.packing import pack, unpack
 from strategies.quant.turboquant import PRESETS, RotatedKeys, TurboQuant, hadamard
+from tests.strategies.growing import grown, shape
 from tests.strategies.plain import E4M3, half, nearest, packed
-
-
-def shape(dim: int, layers: int = 1, heads: int = 1) -> KVShape:
-    return KVShape(layers=layers, kv_heads=heads, query_heads=heads, head_dim=dim, element_bytes=2)
 
 
 def store(preset: str, keys: Tensor, values: Tensor) -> Store:
@@ -41,15 +38,7 @@ def test_bytes_of_a_token_and_head_are_vllm_s(preset: str) -> None:
 @presets
 @pytest.mark.parametrize("dim", [8, 64, 128, 256])
 def test_a_store_weighs_its_formula_from_nothing_on(preset: str, dim: int) -> None:
-    layer, tokens = TurboQuant(preset=preset), 0
-    x = torch.randn(3, 2, 60, dim, dtype=torch.bfloat16)
-    held = layer.store(x[:, :, :0], x[:, :, :0])
-    for more in (0, 1, 1, 7, 0, 51):
-        held.append(x[:, :, tokens : tokens + more], x[:, :, tokens : tokens + more])
-        tokens += more
-        assert held.nbytes() == 3 * layer.layer_bytes(tokens, shape(dim, heads=2))
-    for read in held.read():
-        assert read.shape == x.shape and read.dtype == x.dtype
+    for read in grown(TurboQuant(preset=preset), dim, (0, 1, 1, 7, 0, 51)).read():
         assert torch.isfinite(read).all()
 
 
