@@ -351,6 +351,10 @@ class Patch(NamedTuple):
     dense: Tensor
 
 
+Room = Callable[[int], int]  # tokens for which there is room where so many are held
+Exchange = Callable[[Tensor], Tensor]
+
+
 class Store(ABC):
     """The packed keys and values of R sequences of one length and one format, in one attention layer.
 
@@ -373,6 +377,14 @@ class Store(ABC):
     @abstractmethod
     def select(self, rows: Tensor) -> None:
         """Keep only these rows, in this order."""
+
+    def swap(self, exchange: Exchange) -> None:
+        """Put ``exchange(tensor)`` in the place of every tensor held, always in the same order."""
+        raise NotImplementedError
+
+    def reserve(self, room: Room) -> None:
+        """From now on hold room for ``room(n)`` tokens where n are held. Only stores that pack each token by itself can."""
+        raise NotImplementedError
 
     def nbytes(self) -> int:
         """Bytes held for all R rows."""
@@ -430,6 +442,7 @@ class Quant(Layer):
     """
 
     slot: ClassVar[str] = "quant"
+    by_token: ClassVar[bool] = False  # packs each token by itself, so that tokens can be laid out in blocks
 
     skip: int | tuple[int, ...] = ()
 
@@ -477,6 +490,7 @@ class Structure(Layer):
     slot: ClassVar[str] = "structure"
     unrotated: ClassVar[bool] = False  # learns from keys as they are before rotary positions
     by_chunk: ClassVar[bool] = True  # works on a prompt that comes in chunks
+    by_token: ClassVar[bool] = False  # stores each token by itself, so that tokens can be laid out in blocks
 
     @abstractmethod
     def latent(self, shape: KVShape) -> KVShape:
@@ -495,6 +509,187 @@ class Structure(Layer):
         """Whether this layer makes anything smaller, and the numbers in words."""
 
 
+# --- paging -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paging(Layer):
+    """How much room is set aside for a sequence as it grows. Changes no number that is stored.
+
+    Args:
+        pool_gib: memory for keys and values, of which requests are admitted; evidence only. None leaves it out.
+    """
+
+    slot: ClassVar[str] = "paging"
+    by_token: ClassVar[bool] = True  # lays tokens out, so a format must pack each by itself
+
+    pool_gib: float | None = None
+
+    @abstractmethod
+    def room(self, tokens: int) -> int:
+        """Tokens for which there is room where ``tokens`` are held. Raises Unsupported if they do not fit."""
+
+    @abstractmethod
+    def acted(self, held: Sequence[int]) -> tuple[bool, str]:
+        """Whether room was set aside as this layer says, given the tokens that each layer and head holds; and how in words."""
+
+    @abstractmethod
+    def holding(self, inner: Format | None) -> Format | None:
+        """``inner``, or full precision if that is None, in stores with this room."""
+
+    def facts(self, held: Sequence[int]) -> dict[str, float]:
+        """Numbers for the evidence, of the tokens that each layer and head holds."""
+        reserved = sum(map(self.room, held))
+        return {"reserved_tokens": reserved / len(held), "unused_share": 1 - sum(held) / reserved}
+
+    def problems(self, shape: KVShape) -> list[str]:
+        if self.pool_gib is not None and self.pool_gib <= 0:
+            return [f"{self.option('pool_gib')} must be above 0, got {self.pool_gib}"]
+        return []
+
+
+# --- prefix reuse -------------------------------------------------------------------------------------------------------
+
+
+class Reused(NamedTuple):
+    """Where a prompt's blocks lie. The first ``hit_tokens`` tokens are there already; the rest is to be computed."""
+
+    blocks: tuple[int, ...]
+    hit_tokens: int
+
+
+class PrefixIndex(Protocol):
+    """Which blocks of tokens are kept, and where; the keys and values themselves are the engine's."""
+
+    block: int
+
+    def take(self, tokens: Sequence[int], most: int) -> Reused:
+        """Find the longest prefix of at most ``most`` tokens that is kept, and a place for every other full block."""
+        ...
+
+    def release(self, reused: Reused) -> None:
+        """A prompt is done with; its blocks stay findable until their places are needed."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefix(Layer):
+    """Keys and values of prompts are kept, so that a later prompt that begins alike need not compute them."""
+
+    slot: ClassVar[str] = "prefix"
+
+    block: int = 16
+
+    @abstractmethod
+    def index(self) -> PrefixIndex:
+        """An index with nothing in it."""
+
+    def acted(self, hit_tokens: int, tokens: int) -> tuple[bool, str]:
+        """Whether anything was reused of a prompt of ``tokens``, and the numbers in words."""
+        return hit_tokens > 0, f"reused {hit_tokens} of {tokens} prompt tokens"
+
+    def problems(self, shape: KVShape) -> list[str]:
+        found = []
+        if self.block < 1:
+            found.append(f"{self.option('block')} must be 1 or more, got {self.block}")
+        if any(shape.windows):
+            gone = "the tokens that a later prompt would need have left its layers with a sliding window"
+            found.append(f"strategy.prefix: prefix/{self.name} cannot serve this model: {gone}")
+        return found
+
+
+# --- offload ------------------------------------------------------------------------------------------------------------
+
+
+class Lost(Exception):
+    """A tier has no such object, or cannot give it back as it was put; the message names tier, key and reason."""
+
+
+class Moved(NamedTuple):
+    """What left the device and came back, of one sequence."""
+
+    bytes_out: Mapping[str, int]  # by name of the tier
+    bytes_in: Mapping[str, int]
+    out_s: float  # spent on putting
+    in_s: float  # spent on getting, in another thread
+    waited_s: float  # of which the model had to wait
+    lost: Sequence[str] = ()  # why layers had to be recomputed
+
+    @property
+    def hidden_share(self) -> float:
+        """How much of the time that getting took was spent computing something else."""
+        return max(0.0, 1 - self.waited_s / self.in_s) if self.in_s else 0.0
+
+    def facts(self) -> dict[str, float]:
+        """Numbers for the evidence."""
+        by_tier = {
+            f"bytes_{way}_{tier}": float(count)
+            for way, counts in (("out", self.bytes_out), ("in", self.bytes_in))
+            for tier, count in counts.items()
+        }
+        return {
+            "bytes_out": float(sum(self.bytes_out.values())),
+            "bytes_in": float(sum(self.bytes_in.values())),
+            **by_tier,
+            "out_s": self.out_s,
+            "in_s": self.in_s,
+            "waited_s": self.waited_s,
+            "hidden_share": self.hidden_share,
+            "recomputed_layers": float(len(self.lost)),
+        }
+
+
+UNMOVED = Moved({}, {}, 0.0, 0.0, 0.0)
+
+
+class Tier(ABC):
+    """Somewhere else to keep bytes. Calls may come from another thread, one at a time."""
+
+    @abstractmethod
+    def put(self, key: str, data: bytes) -> str:
+        """Keep ``data`` under ``key``, whole or not at all; returns the name of the tier. Raises OSError."""
+
+    @abstractmethod
+    def get(self, key: str) -> tuple[bytes, str]:
+        """What was put under ``key``, to the bit, and the name of the tier it came from. Raises Lost or OSError."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Forget ``key``, if it is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offload(Layer):
+    """The stored tokens leave the device after the prompt and come back, layer by layer, when they are read.
+
+    Args:
+        on_loss: what happens to a sample whose tokens are not there any more, or are damaged: ``recompute`` or ``fail``.
+        persist: whether they stay in the tier after the sample, so that ``pass=restarted`` finds them.
+    """
+
+    slot: ClassVar[str] = "offload"
+
+    on_loss: str = "recompute"
+    persist: bool = False
+
+    @abstractmethod
+    def tier(self) -> Tier:
+        """Connect. Raises OSError."""
+
+    def acted(self, moved: Moved) -> tuple[bool, str]:
+        """Whether everything that was read had come back from a tier, and the numbers in words."""
+        if moved.lost:
+            return False, f"{len(moved.lost)} layers were recomputed; the first: {moved.lost[0]}"
+        ways = ((moved.bytes_out, "out to"), (moved.bytes_in, "in from"))
+        told = [f"{count:,} bytes {way} {tier}" for counts, way in ways for tier, count in counts.items()]
+        return sum(moved.bytes_in.values()) > 0, "; ".join(told) or "nothing moved"
+
+    def problems(self, shape: KVShape) -> list[str]:
+        if self.on_loss not in ("recompute", "fail"):
+            return [f"{self.option('on_loss')} must be recompute or fail, got {self.on_loss!r}"]
+        return []
+
+
 # --- stacks -------------------------------------------------------------------------------------------------------------
 
 
@@ -509,10 +704,14 @@ class Stack:
     structure: Structure | None = None
     evict: Evict | None = None
     quant: Quant | None = None
+    paging: Paging | None = None
+    prefix: Prefix | None = None
+    offload: Offload | None = None
     fitted: tuple[Format | None, ...] | None = field(default=None, compare=False, repr=False)
 
     def layers(self) -> tuple[Layer, ...]:
-        return tuple(layer for layer in (self.structure, self.evict, self.quant) if layer is not None)
+        layers = (getattr(self, slot) for slot in SLOTS)
+        return tuple(layer for layer in layers if layer is not None)
 
     @property
     def packs(self) -> bool:
@@ -542,15 +741,12 @@ class Stack:
 
     def short(self) -> str:
         """A name made of what the stack is: ``snapkv@0.25+fp8``, ``window@256tok``, ``full``."""
-        parts = [self.structure.label] if self.structure else []
-        if self.evict:
-            parts.append(self.evict.label)
-        if self.quant:
-            parts.append(self.quant.label)
-        return "+".join(parts) or "full"
+        return "+".join(layer.label for layer in self.layers()) or "full"
 
     def problems(self, shape: KVShape) -> list[str]:
-        found = [problem for layer in (self.structure, self.evict) if layer for problem in layer.problems(shape)]
+        before = (self.paging, self.prefix, self.structure, self.evict, self.offload)
+        found = [problem for layer in before if layer for problem in layer.problems(shape)]
+        found += self._unpaged() + self._unreusable()
         if self.structure and self.evict and not self.evict.keeps_alike:
             alike = "evict/window with spread=uniform, every=0, score_on=full and rerotate=false"
             found.append(
@@ -561,6 +757,27 @@ class Stack:
             packed = self.structure.latent(shape) if self.structure else shape
             found += self.quant.problems(packed)
         return found
+
+    def _unpaged(self) -> list[str]:
+        """Layers whose tokens cannot be laid out as the paging layer wants."""
+        if not (self.paging and self.paging.by_token):
+            return []
+        return [
+            f"strategy.paging: paging/{self.paging.name} lays tokens out one by one, and {layer.slot}/{layer.name} packs "
+            "several together; paging/dynamic takes them as they are"
+            for layer in (self.structure, self.quant)
+            if layer and not layer.by_token
+        ]
+
+    def _unreusable(self) -> list[str]:
+        """What a reused prefix cannot tell, since the queries of its tokens are not computed again."""
+        if not (self.prefix and self.evict):
+            return []
+        policies = [policy for policy in self.evict.phases() if policy]
+        wanted = self.evict.needs.union(*(policy.needs for policy in policies)) & {"mass", "moments"}
+        told = f"evict/{self.evict.name} asks for the {' and '.join(sorted(wanted))} of all queries of a prompt"
+        rule = f"and prefix/{self.prefix.name} computes no queries for tokens that it reuses"
+        return [f"strategy.prefix: {told}, {rule}"] if wanted else []
 
     def formats(self, layers: int) -> tuple[Format | None, ...]:
         """How each attention layer holds its tokens; None where that is full precision."""
@@ -576,8 +793,10 @@ class Stack:
 
     def _formats(self, layers: int, calibration: Calibration | None) -> tuple[Format | None, ...]:
         if self.structure:
-            return self.structure.formats(layers, calibration, self._packed)
-        return self._packed(layers, calibration)
+            formats = self.structure.formats(layers, calibration, self._packed)
+        else:
+            formats = self._packed(layers, calibration)
+        return tuple(map(self.paging.holding, formats)) if self.paging else formats
 
     def _packed(self, layers: int, calibration: Calibration | None) -> tuple[Format | None, ...]:
         """The number format of every layer, None where there is none or the layer is skipped."""
@@ -616,7 +835,13 @@ class Stack:
         return total
 
     def acted(
-        self, tokens: int, shape: KVShape, counts: Sequence[tuple[int, ...]] | None = None, answered: int = 0
+        self,
+        tokens: int,
+        shape: KVShape,
+        counts: Sequence[tuple[int, ...]] | None = None,
+        answered: int = 0,
+        hit_tokens: int = 0,
+        moved: Moved = UNMOVED,
     ) -> dict[str, tuple[bool, str]]:
         """By layer: whether it acted on a prompt of ``tokens`` and an answer of ``answered``, and the condition in words.
 
@@ -624,6 +849,11 @@ class Stack:
         """
         verdicts = {}
         counts = counts or self.kept(tokens, shape)
+        if self.paging:
+            held = [count for heads in counts for count in heads]
+            verdicts[f"paging/{self.paging.name}"] = self.paging.acted(held)
+        if self.prefix:
+            verdicts[f"prefix/{self.prefix.name}"] = self.prefix.acted(hit_tokens, tokens)
         if self.structure:
             verdicts[f"structure/{self.structure.name}"] = self.structure.acted(shape)
         if self.evict:
@@ -637,6 +867,8 @@ class Stack:
             )
             why = f"quantized {packed} of {held} stored tokens{_by_layer(formats)}"
             verdicts[f"quant/{self.quant.name}"] = (packed > 0, why)
+        if self.offload:
+            verdicts[f"offload/{self.offload.name}"] = self.offload.acted(moved)
         return verdicts
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from strategies.base import KVShape, Store, UniformQuant
-from strategies.quant.columns import LARGEST_HALF, Columns, ColumnStore, to_half
+from strategies.columns import LARGEST_HALF, Columns, ColumnStore, to_half
 from strategies.quant.packing import pack, unpack
 
 BITS = 4

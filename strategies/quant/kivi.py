@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from strategies.base import Calibration, Format, KVShape, Patch, Quant, Store
-from strategies.quant.columns import to_half
+from strategies.columns import to_half
 from strategies.quant.packing import pack, unpack
 
 GROUP_BYTES = 4  # a float16 scale and a float16 minimum

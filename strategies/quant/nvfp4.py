@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from strategies.base import KVShape, Store, UniformQuant
+from strategies.columns import Columns, ColumnStore, total
 from strategies.quant import e2m1
-from strategies.quant.columns import Columns, ColumnStore, total
 from strategies.quant.packing import pack, unpack
 
 BLOCK = 16

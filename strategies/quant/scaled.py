@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from strategies.base import Calibration, Format, KVShape, Store, UniformQuant
-from strategies.quant.columns import ColumnStore, Side
+from strategies.columns import ColumnStore, Side
 
 SCALE_BYTES = 4  # scales are float32, as in the serving engines
 SLACK = 1 + 2.0**-20  # float32 rounding must not make a number that fits look clipped

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from strategies.base import KVShape, Store, UniformQuant
-from strategies.quant.columns import Columns, ColumnStore, to_half, total
+from strategies.columns import Columns, ColumnStore, to_half, total
 from strategies.quant.lloydmax import codebook
 from strategies.quant.packing import pack, unpack
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from strategies.base import Calibration, Format, KVShape, LayerView, Packing, Patch, Store, Structure
+from strategies.columns import exact_store
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,26 +52,6 @@ class Subspace:
         return (keys / self.balance).to(leading.dtype), values.to(leading.dtype)
 
 
-class ExactStore(Store):
-    """Latents in full precision."""
-
-    def __init__(self, leading: Tensor, trailing: Tensor) -> None:
-        self.halves = (leading, trailing)
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[list[Patch], list[Patch]]:
-        self.halves = tuple(torch.cat(pair, dim=2) for pair in zip(self.halves, (keys, values), strict=True))  # type: ignore[assignment]
-        return [], []
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        return self.halves
-
-    def tensors(self) -> Iterator[Tensor]:
-        yield from self.halves
-
-    def select(self, rows: Tensor) -> None:
-        self.halves = (self.halves[0][rows], self.halves[1][rows])
-
-
 class LatentStore(Store):
     """Latents in a store of their own; keys and values are made from what that store reads back.
 
@@ -81,7 +62,7 @@ class LatentStore(Store):
         self.subspace = subspace
         self.heads = keys.shape[1]
         latents = subspace.encode(keys, values)
-        self.store = inner.store(*latents) if inner else ExactStore(*latents)
+        self.store = inner.store(*latents) if inner else exact_store(*latents)
         self.leading, self.trailing = self.store.read()
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[list[Patch], list[Patch]]:

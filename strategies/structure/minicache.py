@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from strategies.base import Calibration, Format, KVShape, LayerView, Packing, Patch, SharedFormat, Store, Structure
-from strategies.quant.columns import to_half
-from strategies.structure.lowrank import ExactStore
+from strategies.columns import exact_store, to_half
 
 Side = Literal["lower", "upper"]
 SIDES: tuple[Side, Side] = ("lower", "upper")
@@ -68,7 +67,7 @@ class Shared:
     """
 
     def __init__(self, inner: Format | None, directions: Both, retained: Both) -> None:
-        self.store = inner.store(*directions) if inner else ExactStore(*directions)
+        self.store = inner.store(*directions) if inner else exact_store(*directions)
         self.retained = retained  # [R, H, k], of keys and of values
         self.rows = {side: list(range(directions[0].shape[0])) for side in SIDES}
 
@@ -111,7 +110,7 @@ class PairStore(Store):
     def append(self, keys: Tensor, values: Tensor) -> tuple[list[Patch], list[Patch]]:
         if self.tail is None:
             nothing = keys[:, :, :0], values[:, :, :0]
-            self.tail = self.tail_format.store(*nothing) if self.tail_format else ExactStore(*nothing)
+            self.tail = self.tail_format.store(*nothing) if self.tail_format else exact_store(*nothing)
         start = self.lengths[0].shape[2]
         key_patches, value_patches = self.tail.append(keys, values)
         return [_moved(patch, start) for patch in key_patches], [_moved(patch, start) for patch in value_patches]

@@ -69,6 +69,16 @@ class Columns(Side):
         self.parts = [tuple(tensor[rows] for tensor in part) for part in self.parts]
 
 
+class Exact(Columns):
+    """Tokens as they are, ``[R, H, n, d]``."""
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x.to(self.dtype),)
+
+    def decode(self, *stored: Tensor) -> Tensor:
+        return stored[0]
+
+
 class ColumnStore(Store):
     """Keys and values as two ``Side``s, new ones, which take in the prompt here."""
 
@@ -91,6 +101,11 @@ class ColumnStore(Store):
     def select(self, rows: Tensor) -> None:
         self.keys.select(rows)
         self.values.select(rows)
+
+
+def exact_store(keys: Tensor, values: Tensor) -> ColumnStore:
+    """Keys and values in full precision."""
+    return ColumnStore(Exact(keys), Exact(values), keys, values)
 
 
 def to_half(x: Tensor) -> Tensor:
