@@ -382,7 +382,8 @@ class Store(ABC):
     def swap(self, exchange: Exchange) -> None:
         """Put ``exchange(tensor)`` in the place of every tensor held, always in the same order.
 
-        What comes has the shape and dtype of what goes. Until its values are there again nothing but ``nbytes`` may be asked.
+        What comes has the shape and dtype of what goes, and may be written into from then on. Until the values are there again
+        nothing but ``nbytes`` may be asked.
         """
 
     def reserve(self, room: Room) -> None:
