@@ -61,6 +61,7 @@ def _group(plan: Plan, group: Group) -> dict[str, Any]:
         "fidelity": group.task.fidelity,
         "compress": group.compress,
         "prefill": group.prefill,
+        "start": group.start,
         "seed": group.seed,
         "n": group.n,
         "samples_file": group.samples_file.name,

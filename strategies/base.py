@@ -664,7 +664,7 @@ class Offload(Layer):
 
     Args:
         on_loss: what happens to a sample whose tokens are not there any more, or are damaged: ``recompute`` or ``fail``.
-        persist: whether they stay in the tier after the sample, so that ``pass=restarted`` finds them.
+        persist: whether they stay in the tier after the sample, so that a run with ``start=restarted`` finds them.
     """
 
     slot: ClassVar[str] = "offload"
@@ -708,6 +708,7 @@ class Stack:
     prefix: Prefix | None = None
     offload: Offload | None = None
     fitted: tuple[Format | None, ...] | None = field(default=None, compare=False, repr=False)
+    lesson: str = field(default="", compare=False, repr=False)  # names what it was fitted to
 
     def layers(self) -> tuple[Layer, ...]:
         layers = (getattr(self, slot) for slot in SLOTS)

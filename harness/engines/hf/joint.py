@@ -8,6 +8,7 @@ scratch, counted apart from storage.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -108,6 +109,35 @@ class Bucket:
                 start += len(local)
         self.groups = survivors
 
+    def leave(self) -> list[Tensor]:
+        """Give up what is stored and the dense copy of it; ``come_back`` with the same tensors undoes it."""
+        gone: list[Tensor] = []
+
+        def take(held: Tensor) -> Tensor:
+            gone.append(held)
+            return held.to("meta")
+
+        for group in self.groups:
+            if group.store:
+                group.store.swap(take)
+            else:
+                slots = slice(group.start, group.stop)
+                gone += [x[slots, :, : self.length].contiguous() for x in (self.keys, self.values)]
+        self.keys, self.values = self.keys.to("meta"), self.values.to("meta")
+        return gone
+
+    def come_back(self, tensors: Iterator[Tensor]) -> None:
+        """Take in what ``leave`` gave."""
+        device = self.rows.device
+        back = (tensor.to(device) for tensor in tensors)
+        self.keys, self.values = (torch.empty_like(x, device=device) for x in (self.keys, self.values))
+        for group in self.groups:
+            if group.store:
+                group.store.swap(lambda _: next(back))
+            slots = slice(group.start, group.stop)
+            keys, values = group.store.read() if group.store else (next(back), next(back))
+            self.keys[slots, :, : self.length], self.values[slots, :, : self.length] = keys, values
+
     def facts(self) -> dict[str, Tensor]:
         """Numbers that this bucket has to tell beside those of its stores, each ``[R]``."""
         return {}
@@ -126,6 +156,7 @@ class JointLayer(CacheLayerMixin):
         self.heads = heads
         self.watch: Watch | None = None
         self.trails: dict[int, Trail] = {}  # by row that drops tokens
+        self.arrivals: dict[int, Callable[[], None]] = {}  # by row whose tokens are away: brings them back
         self._watched: tuple[Bucket, int] | None = None  # where the watched row is
         self.is_initialized = True
 
@@ -144,6 +175,8 @@ class JointLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kw: object) -> tuple[Tensor, Tensor]:
         """Append to every row's store. The attention function reads the buckets itself, so nothing dense is returned."""
+        while self.arrivals:
+            self.arrivals.popitem()[1]()
         for bucket in self.buckets:
             bucket.append(key_states, value_states)
         self.tokens += key_states.shape[2]
@@ -197,7 +230,7 @@ class JointCache(Cache):
         for layer in self.layers:
             survivors = []
             for bucket in layer.buckets:
-                device = bucket.keys.device
+                device = bucket.rows.device
                 local = (renumbered.to(device)[bucket.rows] >= 0).nonzero().squeeze(1)
                 if len(local) < len(bucket.rows):
                     if not len(local):
@@ -208,6 +241,7 @@ class JointCache(Cache):
                 survivors.append(bucket)
             layer.buckets = survivors
             layer.trails = {keep.index(row): trail for row, trail in layer.trails.items() if row in keep}
+            layer.arrivals = {keep.index(row): bring for row, bring in layer.arrivals.items() if row in keep}
             if layer.watch and layer.watch.row is not None:
                 layer.watching(keep.index(layer.watch.row) if layer.watch.row in keep else None)
 
@@ -223,6 +257,7 @@ class JointCache(Cache):
                     bucket.rows = torch.tensor(numbers, device=bucket.rows.device)[bucket.rows]
             layer.buckets += more.buckets
             layer.trails = {mine[row]: trail for row, trail in layer.trails.items()}
+            layer.trails |= {theirs[row]: trail for row, trail in more.trails.items()}
             if layer.watch and layer.watch.row is not None:
                 layer.watching(mine[layer.watch.row])
 

@@ -32,6 +32,10 @@ class Prefilled:
     logits: Tensor  # [V], after the last token
     ropes: tuple[Rope | None, ...]  # by layer: how its keys are rotated, if that is known
     cache: Cache  # the library's own, with the same keys and values
+    reused: int = 0  # first tokens that were not computed here
+    whole: Prefilled | None = (
+        None  # the longer prompt that this is the beginning of, if policies rank with all of it in view
+    )
     futures: Mapping[int, Sequence[Tensor | None]] = field(
         default_factory=dict
     )  # by steps ahead and layer: LayerView.future
@@ -40,6 +44,13 @@ class Prefilled:
         """Positions ``[n]`` of the tokens that are there of ``layer``."""
         keys = self.layers[layer].keys
         return torch.arange(self.tokens - keys.shape[1], self.tokens, device=keys.device)
+
+    def beginning(self, tokens: int) -> Prefilled:
+        """The first ``tokens`` tokens, to be ranked as they are in this prompt. Its logits are not theirs."""
+        if any(self.windows):
+            raise Unsupported("a layer with a sliding window no longer holds the beginning of a prompt")
+        layers = (layer._replace(keys=layer.keys[:, :tokens], values=layer.values[:, :tokens]) for layer in self.layers)
+        return replace(self, layers=tuple(layers), tokens=tokens, whole=self)
 
     def unrotated(self) -> tuple[LayerView, ...]:
         """The layers with keys as they were before rotary positions, where these are known."""
@@ -74,13 +85,20 @@ def prefill(
     chunk: int,
     seed: int,
     needs: Collection[str] = (),
+    past: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> Prefilled:
-    """Feed ``token_ids`` in chunks of ``chunk`` tokens; no attention matrix larger than chunk x n is ever built."""
+    """Feed ``token_ids`` in chunks of ``chunk`` tokens; no attention matrix larger than chunk x n is ever built.
+
+    ``past`` holds, by layer, the keys and values ``[H, m, d]`` of the first m tokens, if they are known already.
+    """
     cache = DynamicCache(config=model.config)
+    for layer, (keys, values) in zip(cache.layers, past, strict=False):
+        layer.update(keys[None], values[None])
     count = len(cache.layers)
     ropes = ropes_of(model, count)
     observer = Observer(query_window, needs, ropes)
-    ids = torch.tensor([token_ids], device=model.device)
+    reused = cache.get_seq_length()
+    ids = torch.tensor([token_ids[reused:]], device=model.device)
     with attention(model, PREFILL):
         for part in ids.split(chunk, dim=1):
             out = model(part, past_key_values=cache, use_cache=True, logits_to_keep=1, kvgate=observer)
@@ -100,7 +118,7 @@ def prefill(
         )
         for index, layer in enumerate(cache.layers)
     )
-    return Prefilled(layers, windows, len(token_ids), out.logits[0, -1], ropes, cache)
+    return Prefilled(layers, windows, len(token_ids), out.logits[0, -1], ropes, cache, reused)
 
 
 @torch.inference_mode()
