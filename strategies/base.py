@@ -378,9 +378,12 @@ class Store(ABC):
     def select(self, rows: Tensor) -> None:
         """Keep only these rows, in this order."""
 
+    @abstractmethod
     def swap(self, exchange: Exchange) -> None:
-        """Put ``exchange(tensor)`` in the place of every tensor held, always in the same order."""
-        raise NotImplementedError
+        """Put ``exchange(tensor)`` in the place of every tensor held, always in the same order.
+
+        What comes has the shape and dtype of what goes. Until its values are there again nothing but ``nbytes`` may be asked.
+        """
 
     def reserve(self, room: Room) -> None:
         """From now on hold room for ``room(n)`` tokens where n are held. Only stores that pack each token by itself can."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from strategies.base import Patch, Store
+from strategies.base import Exchange, Patch, Store
 
 LARGEST_HALF = 65504.0
 
@@ -35,6 +35,10 @@ class Side(ABC):
     @abstractmethod
     def select(self, rows: Tensor) -> None:
         """Keep only these rows, in this order."""
+
+    @abstractmethod
+    def swap(self, exchange: Exchange) -> None:
+        """Put ``exchange(tensor)`` in the place of every tensor held, in the order of ``tensors``."""
 
 
 class Columns(Side):
@@ -67,6 +71,9 @@ class Columns(Side):
 
     def select(self, rows: Tensor) -> None:
         self.parts = [tuple(tensor[rows] for tensor in part) for part in self.parts]
+
+    def swap(self, exchange: Exchange) -> None:
+        self.parts = [tuple(map(exchange, part)) for part in self.parts]
 
 
 class Exact(Columns):
@@ -101,6 +108,10 @@ class ColumnStore(Store):
     def select(self, rows: Tensor) -> None:
         self.keys.select(rows)
         self.values.select(rows)
+
+    def swap(self, exchange: Exchange) -> None:
+        self.keys.swap(exchange)
+        self.values.swap(exchange)
 
 
 def exact_store(keys: Tensor, values: Tensor) -> ColumnStore:

@@ -23,7 +23,7 @@ import os
 import shutil
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import KVShape, Patch, Store, UniformQuant
+from strategies.base import Exchange, KVShape, Patch, Store, UniformQuant
 
 if TYPE_CHECKING:
     from transformers.cache_utils import QuantizedLayer
@@ -89,6 +89,17 @@ class HFStore(Store):
         if self.before:
             self.before = (self.before[0][rows], self.before[1][rows])
 
+    def swap(self, exchange: Exchange) -> None:
+        held = zip(*(self._held(layer) for layer in self.layers), strict=True)
+        exchanged = [exchange(torch.stack(same)).unbind() for same in held]
+        for layer, row in zip(
+            self.layers, zip(*exchanged, strict=True), strict=False
+        ):  # of empty layers nothing is held
+            *quantized, layer.keys, layer.values = row
+            half = len(quantized) // 2
+            layer._quantized_keys = self.format.holding(layer._quantized_keys, quantized[:half])
+            layer._quantized_values = self.format.holding(layer._quantized_values, quantized[half:])
+
 
 @dataclass(frozen=True, kw_only=True)
 class HFCache(UniformQuant):
@@ -122,6 +133,10 @@ class HFCache(UniformQuant):
     @abstractmethod
     def held(self, quantized: Any) -> Iterator[Tensor]:
         """The tensors that one quantized tensor of the library's is made of."""
+
+    @abstractmethod
+    def holding(self, quantized: Any, held: Sequence[Tensor]) -> Any:
+        """That quantized tensor, made of others."""
 
     @abstractmethod
     def side_bytes(self, tokens: int, axis: int, shape: KVShape) -> int:
@@ -212,6 +227,10 @@ class HFQuanto(HFCache):
         yield quantized._scale
         yield quantized._shift
 
+    def holding(self, quantized: Any, held: Sequence[Tensor]) -> Any:
+        quantized._data._data, quantized._scale, quantized._shift = held
+        return quantized
+
     def side_bytes(self, tokens: int, axis: int, shape: KVShape) -> int:
         groups, a_byte = self.groups(tokens, shape), 8 // self.bits
         if axis == 0:  # [groups, group]: whole rows are packed into one, the last ones with padding
@@ -258,6 +277,10 @@ class HFHQQ(HFCache):
         yield packed
         yield meta["scale"]
         yield meta["zero"]
+
+    def holding(self, quantized: Any, held: Sequence[Tensor]) -> Any:
+        packed, scale, zero = held
+        return packed, {**quantized[1], "scale": scale, "zero": zero}
 
     def side_bytes(self, tokens: int, axis: int, shape: KVShape) -> int:
         groups = self.groups(tokens, shape)

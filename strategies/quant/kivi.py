@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from strategies.base import Calibration, Format, KVShape, Patch, Quant, Store
+from strategies.base import Calibration, Exchange, Format, KVShape, Patch, Quant, Store
 from strategies.columns import to_half
 from strategies.quant.packing import pack, unpack
 
@@ -105,6 +105,11 @@ class KIVIStore(Store):
         self.key_blocks = [Block(*(t[rows] for t in block)) for block in self.key_blocks]
         self.value_blocks = [Block(*(t[rows] for t in block)) for block in self.value_blocks]
         self.key_residual, self.value_residual = self.key_residual[rows], self.value_residual[rows]
+
+    def swap(self, exchange: Exchange) -> None:
+        self.key_blocks = [Block(*map(exchange, block)) for block in self.key_blocks]
+        self.value_blocks = [Block(*map(exchange, block)) for block in self.value_blocks]
+        self.key_residual, self.value_residual = exchange(self.key_residual), exchange(self.value_residual)
 
 
 @dataclass(frozen=True)

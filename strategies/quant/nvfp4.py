@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import KVShape, Store, UniformQuant
+from strategies.base import Exchange, KVShape, Store, UniformQuant
 from strategies.columns import Columns, ColumnStore, total
 from strategies.quant import e2m1
 from strategies.quant.packing import pack, unpack
@@ -75,6 +75,10 @@ class Blocks(Columns):
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         self.scale, self.clipped = self.scale[rows], self.clipped[rows]
+
+    def swap(self, exchange: Exchange) -> None:
+        super().swap(exchange)
+        self.scale = exchange(self.scale)
 
 
 class BlockStore(ColumnStore):

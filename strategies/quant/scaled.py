@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import Calibration, Format, KVShape, Store, UniformQuant
+from strategies.base import Calibration, Exchange, Format, KVShape, Store, UniformQuant
 from strategies.columns import ColumnStore, Side
 
 SCALE_BYTES = 4  # scales are float32, as in the serving engines
@@ -64,6 +64,10 @@ class Codes(Side):
         self.parts = [part.view(torch.uint8)[rows].view(part.dtype) for part in self.parts]
         self.scales = [scale[rows] for scale in self.scales]
         self.clipped = self.clipped[rows]
+
+    def swap(self, exchange: Exchange) -> None:
+        self.parts = [exchange(part) for part in self.parts]
+        self.scales = [exchange(scale) for scale in self.scales]
 
 
 class ScaledStore(ColumnStore):

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import Calibration, Format, KVShape, LayerView, Packing, Patch, Store, Structure
+from strategies.base import Calibration, Exchange, Format, KVShape, LayerView, Packing, Patch, Store, Structure
 from strategies.columns import exact_store
 
 
@@ -92,6 +92,9 @@ class LatentStore(Store):
     def select(self, rows: Tensor) -> None:
         self.store.select(rows)
         self.leading, self.trailing = self.leading[rows], self.trailing[rows]
+
+    def swap(self, exchange: Exchange) -> None:
+        self.store.swap(exchange)
 
     def facts(self) -> dict[str, Tensor]:
         return self.store.facts()

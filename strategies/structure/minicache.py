@@ -10,7 +10,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from strategies.base import Calibration, Format, KVShape, LayerView, Packing, Patch, SharedFormat, Store, Structure
+from strategies.base import (
+    Calibration,
+    Exchange,
+    Format,
+    KVShape,
+    LayerView,
+    Packing,
+    Patch,
+    SharedFormat,
+    Store,
+    Structure,
+)
 from strategies.columns import exact_store, to_half
 
 Side = Literal["lower", "upper"]
@@ -92,6 +103,10 @@ class Shared:
         yield from self.store.tensors()
         yield from self.retained
 
+    def swap(self, exchange: Exchange) -> None:
+        self.store.swap(exchange)
+        self.retained = (exchange(self.retained[0]), exchange(self.retained[1]))
+
 
 class PairStore(Store):
     """One layer of a pair: what it shares, its own lengths and unmerged tokens, and the tokens that came after the prompt.
@@ -137,6 +152,14 @@ class PairStore(Store):
         self.own = (self.own[0][rows], self.own[1][rows])
         if self.tail:
             self.tail.select(rows)
+
+    def swap(self, exchange: Exchange) -> None:
+        if self.side == "lower":
+            self.shared.swap(exchange)
+        self.lengths = (exchange(self.lengths[0]), exchange(self.lengths[1]))
+        self.own = (exchange(self.own[0]), exchange(self.own[1]))
+        if self.tail:
+            self.tail.swap(exchange)
 
     def facts(self) -> dict[str, Tensor]:
         """``retained_vectors``: keys and values that this layer keeps unmerged; and what its number formats report."""

@@ -13,6 +13,7 @@ from harness.types import canonical
 from strategies.base import Evict, Format, KVShape, LayerView, Moments, Quant, Stack
 from strategies.quant.int8 import INT8
 from tests.contract.layers import EVICTIONS, FORMATS, STACKS, STRUCTURES, fitted
+from tests.strategies.swapping import behave_alike
 
 HEADS, GROUPS, DIM = 2, 3, 32
 
@@ -153,6 +154,17 @@ def test_a_format_stays_finite_and_near(layer: Quant, scale: float, tokens: int,
 
 
 META = [stack for stack in STACKS if stack.packs and not stack.evict]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 50])
+@pytest.mark.parametrize("stack", META, ids=lambda stack: stack.name)
+def test_a_store_whose_tensors_left_and_came_back_is_the_same(stack: Stack, tokens: int) -> None:
+    format = fitted(stack).formats(1)[0]
+    assert format is not None
+    facts = [prompt(size, torch.bfloat16, seed) for seed, size in enumerate((tokens, 1, 40, 1, 1))]
+    rows = torch.tensor([1.0, 3.0, 0.5], dtype=torch.bfloat16)[:, None, None, None]  # that differ
+    first, *pieces = [(f.keys[None] * rows, f.values[None] / rows) for f in facts]
+    behave_alike([format.store(*first)], [format.store(*first)], pieces, torch.tensor([2, 0]))
 
 
 @pytest.mark.parametrize("stack", META, ids=lambda stack: stack.name)

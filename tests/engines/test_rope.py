@@ -11,13 +11,14 @@ import torch
 
 from harness.engines.hf.build import build
 from harness.engines.hf.prefill import prefill
-from harness.engines.hf.rope import ropes_of
+from harness.engines.hf.rope import UnrotatedStore, ropes_of
 from strategies.base import Stack
 from strategies.evict.window import Window
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
 from strategies.structure.lowrank import LowRank
 from tests.engines.test_hf import FULL, fitted, open_session, run, sample, tokens
+from tests.strategies.swapping import behave_alike
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 1024}
 KV_HEADS = 2  # of every tiny model
@@ -91,3 +92,14 @@ def test_nearly_all_directions_give_nearly_the_cache(tiny: Path) -> None:
                     for copy, read in zip((bucket.keys, bucket.values), group.store.read(), strict=True):
                         mine = copy[group.start : group.stop, :, : bucket.length]
                         torch.testing.assert_close(mine, read, rtol=1e-5, atol=1e-5)
+
+
+def test_a_store_of_unrotated_keys_leaves_and_comes_back(tiny_family: Callable[..., Path]) -> None:
+    for session in open_session(tiny_family("llama")):
+        rope = ropes_of(session.model, 1)[0]
+        assert rope is not None
+        x = torch.randn(3, KV_HEADS, 50, 32)
+        where = torch.arange(40).expand(3, KV_HEADS, 40)
+        stores = [UnrotatedStore(INT8(), rope, x[:, :, :40], x[:, :, :40].neg(), where, 40) for _ in range(2)]
+        pieces = [(x[:, :, 40:41], x[:, :, 40:41]), (x[:, :, 41:], x[:, :, 41:])]
+        behave_alike(stores[:1], stores[1:], pieces, torch.tensor([2, 0]))

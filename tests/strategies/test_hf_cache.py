@@ -16,6 +16,7 @@ from strategies.base import KVShape, Stack
 from strategies.quant import hf_cache
 from strategies.quant.hf_cache import HFHQQ, HFCache, HFQuanto
 from strategies.quant.kivi import KIVI
+from tests.strategies.swapping import behave_alike
 
 pytest.importorskip("optimum.quanto")
 pytest.importorskip("hqq")
@@ -65,6 +66,16 @@ class Dense:
             self.sides[side] = torch.cat([self.sides[side], new], dim=2)
             for patch in patches:
                 self.sides[side][:, :, patch.start : patch.start + patch.dense.shape[2]] = patch.dense
+
+
+@torch.inference_mode()
+@layers
+@pytest.mark.parametrize("prompt", [0, 37])
+def test_a_store_whose_tensors_left_and_came_back_is_the_same(layer: HFCache, prompt: int) -> None:
+    """With a flush on the way, and a residual when rows are selected."""
+    layer = replace(layer, residual=20)
+    first, *pieces = [tokens(size, rows=3, seed=size) for size in (prompt, 15, 1, 5, 2)]
+    behave_alike([layer.store(*first)], [layer.store(*first)], pieces, torch.tensor([2, 0, 0]))
 
 
 @torch.inference_mode()

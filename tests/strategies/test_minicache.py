@@ -16,6 +16,7 @@ from strategies.quant.kivi import KIVI
 from strategies.structure.minicache import MiniCache, PairFormat, angle, slerp, unit
 from tests.contract.layers import FORMATS, fitted, text
 from tests.strategies.plain import half
+from tests.strategies.swapping import behave_alike
 
 HEADS, DIM = 2, 32
 SHAPE = KVShape(layers=2, kv_heads=HEADS, query_heads=6, head_dim=DIM, element_bytes=4)
@@ -113,6 +114,14 @@ def test_right_angles_opposites_and_neighbours() -> None:
         expected = math.cos(0.6 * turn) * x + math.sin(0.6 * turn) * y
         torch.testing.assert_close(slerp(x, near, 0.6), expected, rtol=0, atol=1e-12)
         assert bool((slerp(x, -near, 0.6).norm(dim=-1) < 1.1).all())
+
+
+@packings
+def test_stores_whose_tensors_left_and_came_back_are_the_same(quant: object) -> None:
+    layers, (more, _) = prompt(41, rows=3), prompt(40, rows=3, seed=1)
+    format = merging(quant)[0]
+    pieces = [(more[0][:, :, first:stop], more[1][:, :, first:stop]) for first, stop in ((0, 1), (1, 39), (39, 40))]
+    behave_alike(format.stores(*layers), format.stores(*layers), pieces, torch.tensor([2, 0]))
 
 
 @packings

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from strategies.base import Format, Patch, Store
+from strategies.base import Exchange, Format, Patch, Store
 
 STATEFUL = ("dynamic", "longrope")  # their angles follow the longest position asked for, and asking would change them
 
@@ -106,6 +106,9 @@ class UnrotatedStore(Store):
     def select(self, rows: Tensor) -> None:
         self.store.select(rows)
         self.positions = self.positions[rows]
+
+    def swap(self, exchange: Exchange) -> None:
+        self.store.swap(exchange)
 
     def facts(self) -> dict[str, Tensor]:
         return self.store.facts()
