@@ -10,6 +10,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from harness.engines.hf import states
 from harness.engines.hf.joint import Bucket, Group, JointCache, JointLayer
 from harness.engines.hf.live import EvictingBucket, ReadingBucket
 from harness.engines.hf.prefill import Prefilled
@@ -247,4 +248,9 @@ def build(prompt: Prefilled, stacks: Sequence[Stack], new_tokens: int, *, watch:
     for row, stack in enumerate(stacks):
         if stack.evict and stack.evict.rerotate:
             offsets[row] = prompt.tokens - counts[row][0][0]
-    return JointCache(layers, offsets, counts)
+    joint = dict(zip(prompt.places, layers, strict=True))
+    everything = [
+        joint[place] if place in joint else states.repeated(layer, len(stacks))
+        for place, layer in enumerate(prompt.cache.layers)
+    ]
+    return JointCache(everything, offsets, counts)

@@ -21,11 +21,9 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    DynamicCache,
     GenerationConfig,
     PreTrainedModel,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from harness.engines.base import Answer, Compress, Engine, ModelFacts, Prefill, Row, Session, Support
 from harness.engines.hf import fetch
@@ -33,13 +31,13 @@ from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import Reference, RowState, decode, feed, follow
 from harness.engines.hf.joint import JointCache
+from harness.engines.hf.kinds import shape_of
 from harness.engines.hf.prefill import Prefilled, prefill, reread
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.types import BadInput, Evidence, Memory, Sample, digest
 from strategies.base import Calibration, Format, KVShape, Layer, Quant, Stack, Structure
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SERVED = (DynamicLayer, DynamicSlidingWindowLayer)
 CALIBRATION_PIECE = 1024  # tokens of a calibration text that are prefilled together
 REREAD = (  # what asks for the prompt once more (KVzip): its first chunk, and a later one that starts with given tokens
     "\n\nRepeat the previous context exactly.\n",
@@ -171,7 +169,7 @@ class HFSession(Session):
         work = _Work(ahead, tokens, prompt, "exact", Reference(Row("", Stack("full"))), 0.0)
         cache, logits = self._filled(work, [Stack("full")], watch=0)
         self._decode(work, cache, logits, [])
-        masses = [layer.watch.mass[:, : prompt.tokens] if layer.watch else None for layer in cache.layers]
+        masses = [layer.watch.mass[:, : prompt.tokens] if layer.watch else None for layer in cache.joint]
         return replace(prompt, futures={**prompt.futures, steps: masses})
 
     def _batch(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
@@ -329,7 +327,7 @@ class HFEngine(Engine):
         except (OSError, ValueError) as error:
             raise BadInput(f"model.path: {folder} does not load: {error}") from error
         dtype = resolved_dtype(model)
-        shape = _shape(config.get_text_config(), dtype)
+        shape = shape_of(config.get_text_config(), dtype)
         max_tokens = int(config.get_text_config().max_position_embeddings)
         prompts = PromptTokenizer(tokenizer, max_tokens, _stop_ids(folder, config, tokenizer))
         name = str(model["name"])
@@ -387,25 +385,6 @@ def resolved_dtype(model: Mapping[str, Any]) -> torch.dtype:
     return DTYPES[name]
 
 
-def _shape(config: Any, dtype: torch.dtype) -> KVShape:
-    unserved = {"kv_lora_rank": "a latent (MLA) cache", "attn_logit_softcapping": "soft-capped attention scores"}
-    for key, meaning in unserved.items():
-        if getattr(config, key, None) is not None:
-            raise BadInput(f"model: engine hf cannot serve {config.model_type} with {meaning} ({key})")
-    layers = DynamicCache(config=config).layers  # the library's own reading of which layers slide
-    if strange := sorted({type(layer).__name__ for layer in layers if type(layer) not in SERVED}):
-        raise BadInput(f"model: engine hf cannot serve {config.model_type} with cache layers {', '.join(strange)}")
-    heads = config.num_attention_heads
-    return KVShape(
-        layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        query_heads=heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        element_bytes=dtype.itemsize,
-        window=tuple(getattr(layer, "sliding_window", None) for layer in layers),
-    )
-
-
 def _config_digest(config: Any) -> str:
     """All of a model's configuration that decides results: not where it came from, nor which library wrote it."""
     facts = json.loads(config.to_json_string(use_diff=False))
@@ -435,6 +414,9 @@ def _evidence(
         "bytes_freed": float(exact - stored),
         "tokens_kept": sum(map(sum, counts)) / (shape.layers * shape.kv_heads),
         "prompt_tokens": float(prompt.tokens),
+        **(
+            {"state_bytes": float(prompt.state_bytes)} if prompt.state_bytes else {}
+        ),  # of linear layers, left as they are
         **state.facts,
     }
     acted = stack.acted(prompt.tokens, shape, counts, max(0, state.seen - prompt.tokens))
