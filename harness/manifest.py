@@ -34,6 +34,7 @@ def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         "kv_heads": shape.kv_heads,
         "query_heads": shape.query_heads,
         "head_dim": shape.head_dim,
+        **({"value_dim": shape.value_dim} if shape.latent else {}),
         "max_tokens": plan.facts.max_tokens,
     }
     engine = plan.engine.spec()

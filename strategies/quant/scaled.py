@@ -91,6 +91,7 @@ class ScaledFormat(UniformQuant):
             without calibration). A token brings its own scale.
     """
 
+    on_latents: ClassVar[bool] = True  # a code an element, whatever the elements are
     largest: ClassVar[float]  # the largest code
 
     scale: str = "token_head"
@@ -147,7 +148,7 @@ class ScaledFormat(UniformQuant):
 
     def layer_bytes(self, tokens: int, shape: KVShape) -> int:
         scales = {"tensor": 1, "head": shape.kv_heads, "token_head": tokens * shape.kv_heads}[self.scale]
-        return 2 * (tokens * shape.kv_heads * shape.head_dim + SCALE_BYTES * scales)
+        return tokens * shape.kv_heads * sum(shape.widths) + 2 * SCALE_BYTES * scales
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
         one = keys.new_ones(1, 1 if self.scale == "tensor" else keys.shape[1], 1, 1, dtype=torch.float32)

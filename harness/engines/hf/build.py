@@ -10,6 +10,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from harness.engines.hf import states
 from harness.engines.hf.joint import Bucket, Group, JointCache, JointLayer
 from harness.engines.hf.live import EvictingBucket, ReadingBucket
 from harness.engines.hf.prefill import Prefilled
@@ -253,7 +254,7 @@ def build(
     shared: dict[tuple[int, int], Store] = {}
     for index in range(len(prompt.layers)):
         mine = [format[index] for format in formats]
-        watching = beside.layers[index].watch if beside else watch
+        watching = beside.joint[index].watch if beside else watch
         layer, counts = LayerBuilder(prompt, index, stacks, mine, new_tokens).build(watching, shared)
         layers.append(layer)
         by_layer.append(counts)
@@ -262,4 +263,9 @@ def build(
     for row, stack in enumerate(stacks):
         if stack.evict and stack.evict.rerotate:
             offsets[row] = prompt.tokens - counts[row][0][0]
-    return JointCache(layers, offsets, counts)
+    joint = dict(zip(prompt.places, layers, strict=True))
+    everything = [
+        joint[place] if place in joint else states.repeated(layer, len(stacks))
+        for place, layer in enumerate(prompt.cache.layers)
+    ]
+    return JointCache(everything, offsets, counts)

@@ -15,10 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
+from harness.engines.hf import states
 from harness.engines.hf.trail import Trail, Watch
 from strategies.base import Store
+
+# what is cached of some tokens, ``[R, 1, n, r]`` and ``[R, 1, n, p]``, to keys and values ``[R, H, n, d]``: the model's own
+Expand = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -75,11 +79,16 @@ class Bucket:
                         dense[slots, :, patch.start : patch.start + patch.dense.shape[2]] = patch.dense
         self.length = end
 
-    def attend(self, query: Tensor, scaling: float, window: int | None) -> Tensor:
+    def dense(self, slots: slice, first: int, expand: Expand | None) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[r, h, n, d]`` of some slots from token ``first`` on; expanded if a latent is cached."""
+        keys, values = (x[slots, :, first : self.length] for x in (self.keys, self.values))
+        return expand(keys, values) if expand else (keys, values)
+
+    def attend(self, query: Tensor, scaling: float, window: int | None, expand: Expand | None) -> Tensor:
         """Attention ``[R, h, G, m, d]`` of the newest m queries over this bucket; causal among themselves."""
         rows, heads, repeats, new, dim = query.shape
         first = 0 if window is None else max(0, self.length - window - new + 1)
-        keys, values = self.keys[:, :, first : self.length], self.values[:, :, first : self.length]
+        keys, values = self.dense(slice(None), first, expand)
         # query heads that share a key/value head become more queries of that head: no key is copied
         folded = query.reshape(rows, heads, repeats * new, dim)
         mask = None if new == 1 else self._mask(new, self.length - first, window, query.device, repeats)
@@ -182,19 +191,25 @@ class JointLayer(CacheLayerMixin):
         self.tokens += key_states.shape[2]
         return key_states, value_states
 
-    def attend(self, query: Tensor, scaling: float) -> Tensor:
-        """``[B, H * G, m, d]`` queries to ``[B, m, H * G, d]`` outputs."""
-        grouped = query.unflatten(1, (self.heads, -1))
+    def attend(self, query: Tensor, scaling: float, expand: Expand | None = None) -> Tensor:
+        """``[B, H * G, m, d]`` queries to ``[B, m, H * G, d]`` outputs.
+
+        With ``expand`` a latent is cached: every query head then has keys and values of its own, made anew at each step and
+        for one bucket at a time.
+        """
+        grouped = query.unflatten(1, (query.shape[1] if expand else self.heads, -1))
         if self.watch and self._watched:
             bucket, slot = self._watched
-            self.watch.saw(query[self.watch.row], bucket.keys[slot, :, : bucket.length], scaling)
+            keys, _ = bucket.dense(slice(slot, slot + 1), 0, expand)
+            self.watch.saw(query[self.watch.row], keys[0], scaling)
         if len(self.buckets) == 1 and self.buckets[0].heads is None:  # its rows are the batch, in some order
             bucket = self.buckets[0]
-            out = bucket.attend(bucket.own(grouped), scaling, self.window)[bucket.rows.argsort()]
+            out = bucket.attend(bucket.own(grouped), scaling, self.window, expand)[bucket.rows.argsort()]
         else:
-            out = query.new_empty(*grouped.shape[:4], self.buckets[0].values.shape[-1])
-            for bucket in self.buckets:
-                bucket.put(out, bucket.attend(bucket.own(grouped), scaling, self.window))
+            parts = [bucket.attend(bucket.own(grouped), scaling, self.window, expand) for bucket in self.buckets]
+            out = query.new_empty(*grouped.shape[:4], parts[0].shape[-1])
+            for bucket, part in zip(self.buckets, parts, strict=True):
+                bucket.put(out, part)
         return out.flatten(1, 2).transpose(1, 2)
 
     def get_seq_length(self) -> int:
@@ -208,18 +223,30 @@ class JointLayer(CacheLayerMixin):
 
 
 class JointCache(Cache):
-    """The caches of all rows of a batch.
+    """The caches of all rows of a batch. ``layers`` are the model's: joint ones, and linear-attention ones of the library's.
 
     ``offsets`` ``[B]`` is by how much each row's positions lag behind the tokens seen, after its keys moved together.
     ``counts`` holds, by row and layer, the tokens that each head kept of the prompt.
     """
 
-    layers: list[JointLayer]
+    layers: list[JointLayer | LinearAttentionLayer]
 
-    def __init__(self, layers: list[JointLayer], offsets: Tensor, counts: list[list[tuple[int, ...]]]) -> None:
+    def __init__(
+        self, layers: list[JointLayer | LinearAttentionLayer], offsets: Tensor, counts: list[list[tuple[int, ...]]]
+    ) -> None:
         super().__init__(layers=layers)
         self.offsets = offsets
         self.counts = counts
+
+    @property
+    def joint(self) -> list[JointLayer]:
+        """The layers that cache tokens."""
+        return [layer for layer in self.layers if isinstance(layer, JointLayer)]
+
+    @property
+    def linear(self) -> list[LinearAttentionLayer]:
+        """The layers that keep a state."""
+        return [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
 
     def select(self, keep: list[int], rows: int) -> None:
         """Keep only these of ``rows`` batch rows; they are renumbered in the order given."""
@@ -227,7 +254,9 @@ class JointCache(Cache):
         renumbered = torch.full((rows,), -1)
         renumbered[kept] = torch.arange(len(keep))
         self.offsets = self.offsets[kept.to(self.offsets.device)]
-        for layer in self.layers:
+        for state in self.linear:
+            state.reorder_cache(kept)
+        for layer in self.joint:
             survivors = []
             for bucket in layer.buckets:
                 device = bucket.rows.device
@@ -251,7 +280,9 @@ class JointCache(Cache):
         offsets[mine], offsets[theirs] = self.offsets, other.offsets
         counts = dict(zip((*mine, *theirs), (*self.counts, *other.counts), strict=True))
         self.offsets, self.counts = offsets, [counts[row] for row in sorted(counts)]
-        for layer, more in zip(self.layers, other.layers, strict=True):
+        for state, other_state in zip(self.linear, other.linear, strict=True):
+            states.join(state, other_state, mine, theirs)
+        for layer, more in zip(self.joint, other.joint, strict=True):
             for buckets, numbers in ((layer.buckets, mine), (more.buckets, theirs)):
                 for bucket in buckets:
                     bucket.rows = torch.tensor(numbers, device=bucket.rows.device)[bucket.rows]
@@ -263,13 +294,13 @@ class JointCache(Cache):
 
     def stop_watching(self, running: list[bool]) -> None:
         """A watched row that has finished may stay in the batch for a while; what it is fed there does not count."""
-        for layer in self.layers:
+        for layer in self.joint:
             if layer.watch and layer.watch.row is not None and not running[layer.watch.row]:
                 layer.watching(None)
 
     def settle(self) -> None:
         """After a step: rows whose keys have moved together lag behind by more."""
-        for layer in self.layers:
+        for layer in self.joint:
             if layer.window is None:
                 for bucket in layer.buckets:
                     if bucket.moved is not None:
@@ -279,7 +310,7 @@ class JointCache(Cache):
     def stored_bytes(self, rows: int) -> list[int]:
         """Bytes that each row's stores hold now, over all layers: of packed tensors, or of exact tokens held."""
         totals = [0] * rows
-        for layer in self.layers:
+        for layer in self.joint:
             for bucket in layer.buckets:
                 for group in bucket.groups:
                     if group.store:
@@ -294,7 +325,7 @@ class JointCache(Cache):
     def working_bytes(self, rows: int) -> list[int]:
         """Bytes of dense working copies by row, where they are not the store itself."""
         totals = [0] * rows
-        for layer in self.layers:
+        for layer in self.joint:
             for bucket in layer.buckets:
                 each = (bucket.keys.nbytes + bucket.values.nbytes) // len(bucket.rows)
                 for group in bucket.groups:
@@ -310,7 +341,7 @@ class JointCache(Cache):
         def add(row: int, key: str, value: float) -> None:
             totals[row][key] = totals[row].get(key, 0.0) + value
 
-        for layer in self.layers:
+        for layer in self.joint:
             for bucket in layer.buckets:
                 told = [(slice(g.start, g.stop), g.store.facts()) for g in bucket.groups if g.store]
                 for slots, facts in [*told, (slice(None), bucket.facts())]:

@@ -48,7 +48,7 @@ class Journey:
         afresh: Callable[[], JointCache],
     ) -> None:
         self.depot, self.key = depot, key
-        self.layers = [_of(cache, index, row) for index in range(len(cache.layers))]
+        self.layers = [_of(cache, index, row) for index in range(len(cache.joint))]
         self.afresh = afresh
         self.again: JointCache | None = None
         self.sent: list[str] = []  # keys of what was put
@@ -58,9 +58,9 @@ class Journey:
         self.lost: list[str] = []
         self.broken: OSError | None = None  # what a tier that does not answer said: it is not asked again
         self.coming: dict[int, Future[tuple[list[Tensor], str, int, float]]] = {}
-        self.away = [index for index in range(len(cache.layers)) if self._leave(index, stored)]
+        self.away = [index for index in range(len(cache.joint)) if self._leave(index, stored)]
         for index in self.away:
-            cache.layers[index].arrivals[row] = partial(self._arrive, index)
+            cache.joint[index].arrivals[row] = partial(self._arrive, index)
 
     def moved(self) -> Moved:
         return Moved(self.out, self.back, self.out_s, self.in_s, self.waited_s, self.lost)
@@ -133,4 +133,4 @@ class Journey:
 
 
 def _of(cache: JointCache, index: int, row: int) -> list[Bucket]:
-    return [bucket for bucket in cache.layers[index].buckets if row in bucket.rows.tolist()]
+    return [bucket for bucket in cache.joint[index].buckets if row in bucket.rows.tolist()]

@@ -22,11 +22,9 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    DynamicCache,
     GenerationConfig,
     PreTrainedModel,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from harness.engines.base import Answer, Compress, Engine, ModelFacts, Prefill, Row, Session, Start, Support
 from harness.engines.hf import fetch
@@ -35,6 +33,7 @@ from harness.engines.hf.build import build
 from harness.engines.hf.decode import Reference, RowState, decode, feed, follow
 from harness.engines.hf.joint import JointCache
 from harness.engines.hf.journey import Depot, Journey
+from harness.engines.hf.kinds import shape_of
 from harness.engines.hf.prefill import Prefilled, prefill, reread
 from harness.engines.hf.reuse import PrefixCache
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
@@ -42,7 +41,6 @@ from harness.types import BadInput, Evidence, Memory, Sample, digest
 from strategies.base import UNMOVED, Calibration, Format, KVShape, Layer, Moved, Offload, Prefix, Stack
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SERVED = (DynamicLayer, DynamicSlidingWindowLayer)
 CALIBRATION_PIECE = 1024  # tokens of a calibration text that are prefilled together
 REREAD = (  # what asks for the prompt once more (KVzip): its first chunk, and a later one that starts with given tokens
     "\n\nRepeat the previous context exactly.\n",
@@ -228,7 +226,7 @@ class HFSession(Session):
         work = _Work(ahead, tokens, {None: prompt}, "exact", False, 0, Reference(Row("", full)), 0.0)
         cache, logits = self._filled(work, [full], watch=0)
         self._decode(work, cache, logits, [])
-        masses = [layer.watch.mass[:, : prompt.tokens] if layer.watch else None for layer in cache.layers]
+        masses = [layer.watch.mass[:, : prompt.tokens] if layer.watch else None for layer in cache.joint]
         return replace(prompt, futures={**prompt.futures, steps: masses})
 
     def _batch(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
@@ -377,6 +375,8 @@ class HFSession(Session):
             "prompt_tokens": float(tokens),
             **state.facts,
         }
+        if work.prompt.state_bytes:
+            facts["state_bytes"] = float(work.prompt.state_bytes)  # of linear layers, left as they are
         if stack.paging:
             facts |= stack.paging.facts([held for heads in counts for held in heads])
             if stack.paging.pool_gib and state.stored_bytes_end:
@@ -478,7 +478,7 @@ class HFEngine(Engine):
         except (OSError, ValueError) as error:
             raise BadInput(f"model.path: {folder} does not load: {error}") from error
         dtype = resolved_dtype(model)
-        shape = _shape(config.get_text_config(), dtype)
+        shape = shape_of(config.get_text_config(), dtype)
         max_tokens = int(config.get_text_config().max_position_embeddings)
         prompts = PromptTokenizer(tokenizer, max_tokens, _stop_ids(folder, config, tokenizer))
         name = str(model["name"])
@@ -536,25 +536,6 @@ def resolved_dtype(model: Mapping[str, Any]) -> torch.dtype:
     if name not in DTYPES:
         raise BadInput(f"model.dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
-
-
-def _shape(config: Any, dtype: torch.dtype) -> KVShape:
-    unserved = {"kv_lora_rank": "a latent (MLA) cache", "attn_logit_softcapping": "soft-capped attention scores"}
-    for key, meaning in unserved.items():
-        if getattr(config, key, None) is not None:
-            raise BadInput(f"model: engine hf cannot serve {config.model_type} with {meaning} ({key})")
-    layers = DynamicCache(config=config).layers  # the library's own reading of which layers slide
-    if strange := sorted({type(layer).__name__ for layer in layers if type(layer) not in SERVED}):
-        raise BadInput(f"model: engine hf cannot serve {config.model_type} with cache layers {', '.join(strange)}")
-    heads = config.num_attention_heads
-    return KVShape(
-        layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        query_heads=heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        element_bytes=dtype.itemsize,
-        window=tuple(getattr(layer, "sliding_window", None) for layer in layers),
-    )
 
 
 def _config_digest(config: Any) -> str:
