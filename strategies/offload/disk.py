@@ -41,7 +41,7 @@ class DiskTier(Bounded):
             self.sizes[file.name.removesuffix(SUFFIX).replace(".", "/")] = facts.st_size
 
     def write(self, key: str, data: bytes) -> None:
-        file = self._file(key)
+        file = self.file(key)
         beside = file.with_name(f"{file.name}.{uuid.uuid4().hex}{BESIDE}")
         try:
             file.parent.mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ class DiskTier(Bounded):
                 beside.unlink()
 
     def read(self, key: str) -> bytes:
-        file = self._file(key)
+        file = self.file(key)
         try:
             data = file.read_bytes()
         except FileNotFoundError as error:
@@ -66,13 +66,14 @@ class DiskTier(Bounded):
         return data
 
     def erase(self, key: str) -> None:
-        file = self._file(key)
+        file = self.file(key)
         try:
             file.unlink(missing_ok=True)
         except OSError as error:
             raise self._failed(file, error) from error
 
-    def _file(self, key: str) -> Path:
+    def file(self, key: str) -> Path:
+        """Where ``key`` lies."""
         if not KEY.fullmatch(key):
             raise ValueError(f"a key is words between slashes, got {key!r}")
         return self.path / key[:2] / f"{key.replace('/', '.')}{SUFFIX}"
