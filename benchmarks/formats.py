@@ -108,7 +108,7 @@ def bits_an_element(stack: Stack, session: HFSession) -> float:
     """Bits of one more stored element, metadata included, averaged over layers, once windows and residuals are full."""
     shape, block = session.about.shape.at(session.about.deploy_bytes), 8192
     more = stack.formula_bytes(2 * block, shape) - stack.formula_bytes(block, shape)
-    return 8 * more / (block * 2 * shape.layers * shape.kv_heads * shape.head_dim)
+    return 8 * more / (block * shape.layers * shape.kv_heads * sum(shape.widths))
 
 
 def decode_cost(

@@ -136,7 +136,13 @@ def _read(
             mine = {key: _rescored(task, wanted[key], record) for key, record in mine.items()}
         cells.append(CellRecords(cell, mine))
     chunked = " chunked" if planned["prefill"] == "chunked" else ""
-    mode = planned["compress"] + chunked + (f" seed={planned['seed']}" if several_seeds else "")
+    begun = planned.get("start", "cold")  # runs of before there was a choice
+    mode = (
+        planned["compress"]
+        + chunked
+        + ("" if begun == "cold" else f" {begun}")
+        + (f" seed={planned['seed']}" if several_seeds else "")
+    )
     return GroupRecords(planned, mode, task, samples, cells)
 
 

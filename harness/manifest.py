@@ -34,6 +34,7 @@ def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         "kv_heads": shape.kv_heads,
         "query_heads": shape.query_heads,
         "head_dim": shape.head_dim,
+        **({"value_dim": shape.value_dim} if shape.latent else {}),
         "max_tokens": plan.facts.max_tokens,
     }
     engine = plan.engine.spec()
@@ -61,6 +62,7 @@ def _group(plan: Plan, group: Group) -> dict[str, Any]:
         "fidelity": group.task.fidelity,
         "compress": group.compress,
         "prefill": group.prefill,
+        "start": group.start,
         "seed": group.seed,
         "n": group.n,
         "samples_file": group.samples_file.name,

@@ -24,6 +24,7 @@ from tasks.base import Task
 
 BASELINE = "full"
 CONTROL = "control"
+STARTS = {"cold": None, "warm": "prefix", "restarted": "offload"}  # and the slot that it matters to
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Group:
     task_config: Mapping[str, Any]
     compress: str
     prefill: str
+    start: str
     seed: int
     n: int
     samples: list[Sample]
@@ -57,7 +59,7 @@ class Group:
 
     @property
     def mode(self) -> str:
-        return f"compress={self.compress} prefill={self.prefill} seed={self.seed}"
+        return f"compress={self.compress} prefill={self.prefill} start={self.start} seed={self.seed}"
 
     @property
     def id(self) -> str:
@@ -124,6 +126,7 @@ class Plan:
             "task": group.task_config,
             "compress": group.compress,
             "prefill": group.prefill,
+            "start": group.start,
             "seed": group.seed,
             "samples_file": str(group.samples_file),
             "samples_set": group.samples_set,
@@ -161,6 +164,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
     problems += found
     if stacks and not any(stack.layers() for stack in stacks.values()):
         problems.append("strategy must name at least one beside full, which always runs as the baseline, got full")
+    problems += _starts(stacks, jobs) if stacks else []
     compare = _compare(jobs)
     if not found:  # else some strategies have no name yet
         known = [stack.name for stack in stacks.values() if stack.layers()]
@@ -224,10 +228,12 @@ def _numbers(config: Mapping[str, Any]) -> list[str]:
         problems.append(f"n must be 1 or more, got {config['n']}")
     if config["seed"] < 0:
         problems.append(f"seed must be 0 or more, got {config['seed']}")
-    if config["compress"] not in ("prompt", "context"):
-        problems.append(f"compress must be prompt or context, got {config['compress']!r}")
+    if config["compress"] not in ("prompt", "context", "other"):
+        problems.append(f"compress must be prompt, context or other, got {config['compress']!r}")
     if config["prefill"] not in ("exact", "chunked"):
         problems.append(f"prefill must be exact or chunked, got {config['prefill']!r}")
+    if config["start"] not in STARTS:
+        problems.append(f"start must be one of {', '.join(STARTS)}, got {config['start']!r}")
     if str(config["name"]).strip() in ("", ".", "..") or set(str(config["name"])) & set("/\\"):
         problems.append(f"name must be a plain folder name, got {config['name']!r}")
     return problems
@@ -303,6 +309,21 @@ def _prefills(engine: Engine, stack: Stack, facts: ModelFacts, asked: set[str]) 
     ]
 
 
+def matters(start: str, stack: Stack) -> bool:
+    """Whether ``stack`` acts otherwise after such a start than after a cold one."""
+    return any(layer.slot == STARTS[start] for layer in stack.layers())
+
+
+def _starts(stacks: Mapping[str, Stack], jobs: Sequence[Job]) -> list[str]:
+    """Starts that make no difference to any strategy."""
+    asked = {job.config["start"] for job in jobs} & set(STARTS)
+    return [
+        f"start={start} needs a strategy with a layer in slot {STARTS[start]}, got {', '.join(s.name for s in stacks.values())}"
+        for start in sorted(asked)
+        if STARTS[start] and not any(matters(start, stack) for stack in stacks.values())
+    ]
+
+
 def _labels(tasks: Mapping[str, Task]) -> dict[str, str]:
     """A label for each task: its name, with a number where one name stands for several settings."""
     names = Counter(task.name for task in tasks.values())
@@ -323,9 +344,9 @@ def _groups(
     control: Stack,
     tasks: Mapping[str, Task],
 ) -> tuple[Group, ...]:
-    members: dict[tuple[str, str, str, int], list[Job]] = {}
+    members: dict[tuple[str, str, str, str, int], list[Job]] = {}
     for job in jobs:
-        where = (canonical(job.config["task"]), *(job.config[key] for key in ("compress", "prefill", "seed")))
+        where = (canonical(job.config["task"]), *(job.config[key] for key in ("compress", "prefill", "start", "seed")))
         members.setdefault(where, []).append(job)
     labels = _labels(tasks)
     return tuple(
@@ -346,7 +367,7 @@ def _group(
 ) -> Group:
     """The cells of jobs that share task, seed and mode."""
     config = same[0].config
-    compress, prefill, seed = (config[key] for key in ("compress", "prefill", "seed"))
+    compress, prefill, start, seed = (config[key] for key in ("compress", "prefill", "start", "seed"))
     n = max(job.config["n"] for job in same)
     file, samples = _samples(store, task, facts, n, seed)
 
@@ -359,7 +380,7 @@ def _group(
             "mode": {
                 "compress": compress,
                 "prefill": prefill if stack.packs else "exact",  # nothing to read back: the same either way
-                "pass": "cold",
+                "pass": start if matters(start, stack) else "cold",
                 "batch": batch,
             },
             **({"calibration": calibration.spec(config["calibration"])} if stack.calibrates else {}),
@@ -382,6 +403,7 @@ def _group(
         task_config=config["task"],
         compress=compress,
         prefill=prefill,
+        start=start,
         seed=seed,
         n=n,
         samples=samples,
@@ -411,6 +433,9 @@ def _samples(store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: in
 def _idle(group: Group) -> list[str]:
     """Budgets that no prompt of the group exceeds: such a run would test nothing."""
     longest = max(group.tokens)
+    if group.compress == "other" and not all(sample.other for sample in group.samples):
+        rule = "needs samples with another question about their context, for which it was compressed"
+        return [f"compress=other {rule}; task {group.label} has none"]
     return [
         f"{'gate.control' if cell.role == 'control' else 'strategy'}.evict: {cell.strategy} keeps "
         f"{cell.stack.evict.budget(longest)} tokens, which must be below the longest {group.compress} of task "

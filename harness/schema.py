@@ -47,6 +47,7 @@ class RunSchema:
     seed: int = MISSING
     compress: str = MISSING
     prefill: str = MISSING
+    start: str = MISSING
     calibration: CalibrationSchema = field(default_factory=CalibrationSchema)
     name: str = MISSING
     results_dir: str = MISSING

@@ -67,12 +67,15 @@ class Sample:
     follow: bool = False  # teacher-forced: every strategy is fed the baseline's tokens, and fidelity is measured
     meta: Mapping[str, Any] = field(default_factory=dict)  # facts for reports: prompt_tokens, depth, ...
     instructions: tuple[str, ...] = ()  # parts of context or question that tell what to do; evictions may protect them
+    other: str = ""  # another question about the context, for which a reused cache may have been compressed
 
     @property
     def hash(self) -> str:
         """Digest of all that the model sees and is judged by; two records pair only if it is equal."""
         facts = asdict(self)
         facts.pop("meta")
+        if not self.other:
+            facts.pop("other")  # so that samples of tasks without it keep their hash
         return digest(facts)
 
 

@@ -65,7 +65,8 @@ def _run_group(
         if not wanted:
             continue
         emit("sample", group=group["id"], sample=sample.id, cells=sorted(c for c in cells if sample.id in todo[c]))
-        answers = list(session.run(sample, wanted, **{key: group[key] for key in ("compress", "prefill", "seed")}))
+        mode = {key: group[key] for key in ("compress", "prefill", "start", "seed")}
+        answers = list(session.run(sample, wanted, **mode))
         lost = lost + 1 if all(answer.fault == "infrastructure" for answer in answers) else 0
         if lost == PATIENCE:
             raise BadInput(f"engine: {PATIENCE} samples in a row failed in every row, the last with {answers[0].error}")

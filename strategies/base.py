@@ -32,6 +32,8 @@ class KVShape:
     head_dim: int
     element_bytes: int  # of the dtype in which the unquantized cache is held
     window: tuple[int | None, ...] = ()  # by layer: sliding window in tokens, None for full attention
+    value_dim: int | None = None  # of a latent (MLA): its keys are the compressed part, its values the rotary part
+    linear_layers: int = 0  # layers with linear attention, which hold a state and cache nothing for a token
 
     def at(self, element_bytes: int) -> KVShape:
         """The same model with its unquantized cache held in elements of another size."""
@@ -41,9 +43,19 @@ class KVShape:
     def windows(self) -> tuple[int | None, ...]:
         return self.window or (None,) * self.layers
 
+    @property
+    def latent(self) -> bool:
+        """Whether what is cached is a latent that all query heads share, and from which each makes keys and values."""
+        return self.value_dim is not None
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Elements of a cached key and of a cached value."""
+        return self.head_dim, self.head_dim if self.value_dim is None else self.value_dim
+
     def exact_bytes(self, tokens: int) -> int:
         """Bytes of ``tokens`` unquantized tokens in one layer, keys and values."""
-        return 2 * tokens * self.kv_heads * self.head_dim * self.element_bytes
+        return tokens * self.kv_heads * sum(self.widths) * self.element_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +66,7 @@ class Layer(ABC):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     simulated: ClassVar[bool] = False  # only the numbers are those of the hardware that has it; no speed is
+    on_latents: ClassVar[bool] = False  # also right where what is cached is no key and no value but a latent (MLA)
 
     def spec(self) -> dict[str, Any]:
         """The neutral description that engines translate and that cell addresses are made of."""
@@ -237,6 +250,12 @@ class Evict(Layer):
         if self.rerotate and (self.spread != "uniform" or any(shape.windows)):
             rule = "needs spread=uniform and a model without sliding windows: all layers must agree on positions"
             found.append(f"{self.option('rerotate')} {rule}, got spread={self.spread}")
+        if self.spread == "heads" and shape.latent:
+            rule = "must not be heads: this model caches a latent (MLA) that all heads share"
+            found.append(f"{self.option('spread')} {rule}, got heads")
+        if self.rerotate and shape.latent:
+            rule = "must be false: this model caches a latent (MLA), and only a part of that has a position"
+            found.append(f"{self.option('rerotate')} {rule}, got True")
         if all(shape.windows):
             found.append(f"evict/{self.name}: every layer of this model has a sliding window, nothing to evict")
         return found
@@ -525,6 +544,7 @@ class Paging(Layer):
     """
 
     slot: ClassVar[str] = "paging"
+    on_latents: ClassVar[bool] = True
     by_token: ClassVar[bool] = True  # lays tokens out, so a format must pack each by itself
 
     pool_gib: float | None = None
@@ -581,6 +601,7 @@ class Prefix(Layer):
     """Keys and values of prompts are kept, so that a later prompt that begins alike need not compute them."""
 
     slot: ClassVar[str] = "prefix"
+    on_latents: ClassVar[bool] = True
 
     block: int = 16
 
@@ -593,12 +614,13 @@ class Prefix(Layer):
         return hit_tokens > 0, f"reused {hit_tokens} of {tokens} prompt tokens"
 
     def problems(self, shape: KVShape) -> list[str]:
-        found = []
+        found, cannot = [], f"strategy.prefix: prefix/{self.name} cannot serve this model"
         if self.block < 1:
             found.append(f"{self.option('block')} must be 1 or more, got {self.block}")
         if any(shape.windows):
-            gone = "the tokens that a later prompt would need have left its layers with a sliding window"
-            found.append(f"strategy.prefix: prefix/{self.name} cannot serve this model: {gone}")
+            found.append(f"{cannot}: what a later prompt would need has left its layers with a sliding window")
+        if shape.linear_layers:
+            found.append(f"{cannot}: the state of its layers with linear attention is that of a whole prompt")
         return found
 
 
@@ -668,10 +690,11 @@ class Offload(Layer):
 
     Args:
         on_loss: what happens to a sample whose tokens are not there any more, or are damaged: ``recompute`` or ``fail``.
-        persist: whether they stay in the tier after the sample, so that ``pass=restarted`` finds them.
+        persist: whether they stay in the tier after the sample, so that a run with ``start=restarted`` finds them.
     """
 
     slot: ClassVar[str] = "offload"
+    on_latents: ClassVar[bool] = True
 
     on_loss: str = "recompute"
     persist: bool = False
@@ -712,6 +735,7 @@ class Stack:
     prefix: Prefix | None = None
     offload: Offload | None = None
     fitted: tuple[Format | None, ...] | None = field(default=None, compare=False, repr=False)
+    lesson: str = field(default="", compare=False, repr=False)  # names what it was fitted to
 
     def layers(self) -> tuple[Layer, ...]:
         layers = (getattr(self, slot) for slot in SLOTS)
@@ -748,6 +772,9 @@ class Stack:
         return "+".join(layer.label for layer in self.layers()) or "full"
 
     def problems(self, shape: KVShape) -> list[str]:
+        if shape.latent and (lost := [layer for layer in self.layers() if not layer.on_latents]):
+            why = "works on the keys and values of heads, and this model caches a latent (MLA), which is neither"
+            return [f"strategy.{layer.slot}: {layer.slot}/{layer.name} {why}" for layer in lost]
         before = (self.paging, self.prefix, self.structure, self.evict, self.offload)
         found = [problem for layer in before if layer for problem in layer.problems(shape)]
         found += self._unpaged() + self._unreusable()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,18 @@ def smollm2(smollm2_config: Mapping[str, Any]) -> Path:
     from harness.engines.hf.fetch import locate
 
     return locate(smollm2_config)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real S3 server with one bucket, and its credentials in the environment."""
+    from tests.s3server import KEYS, serving
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in KEYS.items():
+            patch.setenv(name, value)
+        with serving(tmp_path_factory.mktemp("s3")) as server:
+            yield server
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from harness.types import Evidence, Fault, Memory, Response, Sample
 from strategies.base import KVShape, Layer, Stack
 from tasks.base import Tokenizer
 
-Compress = Literal["prompt", "context"]
+Compress = Literal["prompt", "context", "other"]
 Prefill = Literal["exact", "chunked"]
+Start = Literal["cold", "warm", "restarted"]
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,15 @@ class Session(ABC):
         *,
         compress: Compress,
         prefill: Prefill = "exact",
+        start: Start = "cold",
         seed: int,
     ) -> Iterator[Answer]:
         """Answer one sample with every row, prefilling once.
 
+        With ``compress="other"`` the context was compressed while ``sample.other`` was asked about it, and is reused.
         With ``prefill="chunked"`` a row that packs its cache reads its prompt chunk by chunk through what it has stored.
+        With ``start="warm"`` a row that reuses prefixes has seen this very prompt before; with ``"restarted"`` a row that
+        offloads finds in the tier what an earlier process put there. ``"cold"`` is neither.
         Rows of one batch decode together. The first row of the first batch is the baseline, which samples that
         ``follow`` are measured against. An answer does not depend on which rows decode beside it, up to float rounding.
         """

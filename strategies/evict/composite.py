@@ -26,6 +26,10 @@ class Composite(Evict):
         return any(policy.per_head for policy in self._all())
 
     @property
+    def on_latents(self) -> bool:  # type: ignore[override]
+        return all(policy.on_latents for policy in self._all())
+
+    @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset().union(*(policy.needs for policy in self._all()))
 

@@ -21,6 +21,7 @@ class Random(Evict):
     """
 
     name: ClassVar[str] = "random"
+    on_latents: ClassVar[bool] = True
     version: ClassVar[int] = 2
 
     first: int = 4

@@ -20,6 +20,7 @@ class Window(Evict):
     """
 
     name: ClassVar[str] = "window"
+    on_latents: ClassVar[bool] = True
     per_head: ClassVar[bool] = False
 
     sinks: int = 4

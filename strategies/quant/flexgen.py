@@ -58,6 +58,7 @@ class FlexGen4(UniformQuant):
 
     name: ClassVar[str] = "flexgen4"
     by_token: ClassVar[bool] = True
+    on_latents: ClassVar[bool] = True
 
     group: int = 64
 
@@ -69,15 +70,17 @@ class FlexGen4(UniformQuant):
         found = super().problems(shape)
         if self.group < 2 or self.group % 2:
             found.append(f"{self.option('group')} must be a positive multiple of 2 (whole bytes), got {self.group}")
-        elif shape.head_dim % self.group:
-            found.append(f"{self.option('group')} must divide the head dimension {shape.head_dim}, got {self.group}")
+        else:
+            for width in dict.fromkeys(shape.widths):
+                if width % self.group:
+                    found.append(f"{self.option('group')} must divide the head dimension {width}, got {self.group}")
         return found
 
     def quantized_tokens(self, tokens: int) -> int:
         return tokens
 
     def layer_bytes(self, tokens: int, shape: KVShape) -> int:
-        elements = 2 * tokens * shape.kv_heads * shape.head_dim
+        elements = tokens * shape.kv_heads * sum(shape.widths)
         return elements * BITS // 8 + GROUP_BYTES * elements // self.group
 
     def store(self, keys: Tensor, values: Tensor) -> Store:

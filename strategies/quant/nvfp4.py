@@ -80,6 +80,7 @@ class NVFP4(UniformQuant):
 
     name: ClassVar[str] = "nvfp4"
     by_token: ClassVar[bool] = True
+    on_latents: ClassVar[bool] = True
     simulated: ClassVar[bool] = True
 
     four_over_six: bool = False
@@ -90,9 +91,10 @@ class NVFP4(UniformQuant):
 
     def problems(self, shape: KVShape) -> list[str]:
         found = super().problems(shape)
-        if shape.head_dim % BLOCK:
-            rule = f"needs a head dimension that is a multiple of {BLOCK} (elements that share a scale)"
-            found.append(f"strategy.{self.slot}: quant/{self.name} {rule}, got {shape.head_dim}")
+        for width in dict.fromkeys(shape.widths):
+            if width % BLOCK:
+                rule = f"needs a head dimension that is a multiple of {BLOCK} (elements that share a scale)"
+                found.append(f"strategy.{self.slot}: quant/{self.name} {rule}, got {width}")
         return found
 
     def scale_of(self, x: Tensor) -> Tensor:
@@ -105,7 +107,8 @@ class NVFP4(UniformQuant):
         return tokens
 
     def layer_bytes(self, tokens: int, shape: KVShape) -> int:
-        return 2 * (tokens * shape.kv_heads * (shape.head_dim // 2 + shape.head_dim // BLOCK) + SCALE_BYTES)
+        bytes_each = sum(width // 2 + width // BLOCK for width in shape.widths)
+        return tokens * shape.kv_heads * bytes_each + 2 * SCALE_BYTES
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
         return FrozenStore(Blocks(self, keys), Blocks(self, values), keys, values)

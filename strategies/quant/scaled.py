@@ -44,9 +44,10 @@ class TokenStore(ColumnStore):
 class FrozenCodes(FrozenColumns):
     """Codes ``[R, H, n, d]`` as bytes, under one scale of all tokens, given or taken from the first."""
 
-    def __init__(self, format: ScaledFormat, like: Tensor, scale: Tensor | None) -> None:
+    def __init__(self, format: ScaledFormat, like: Tensor, scale: Tensor | None = None) -> None:
+        """``scale`` ``[1, 1 or H, 1, 1]`` is given where a calibration text told it."""
         one = torch.ones(1, 1 if format.scale == "tensor" else like.shape[1], 1, 1)
-        super().__init__(like, one if scale is None else scale, format.largest, frozen=scale is not None)
+        super().__init__(like, one if scale is None else scale, format.largest, frozen=format.scale_from != "prompt")
         self.format = format
 
     def scale_of(self, x: Tensor) -> Tensor:
@@ -71,6 +72,7 @@ class ScaledFormat(UniformQuant):
     """
 
     by_token: ClassVar[bool] = True
+    on_latents: ClassVar[bool] = True  # a code an element, whatever the elements are
     largest: ClassVar[float]  # the largest code
     dtype: ClassVar[torch.dtype]  # of a code, one byte
 
@@ -128,13 +130,12 @@ class ScaledFormat(UniformQuant):
 
     def layer_bytes(self, tokens: int, shape: KVShape) -> int:
         scales = {"tensor": 1, "head": shape.kv_heads, "token_head": tokens * shape.kv_heads}[self.scale]
-        return 2 * (tokens * shape.kv_heads * shape.head_dim + SCALE_BYTES * scales)
+        return tokens * shape.kv_heads * sum(shape.widths) + 2 * SCALE_BYTES * scales
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
         if self.scale == "token_head":
             return TokenStore(TokenCodes(self, keys), TokenCodes(self, values), keys, values)
-        one = torch.ones(1, 1, 1, 1) if self.scale_from == "one" else None
-        return FrozenStore(FrozenCodes(self, keys, one), FrozenCodes(self, values, one), keys, values)
+        return FrozenStore(FrozenCodes(self, keys), FrozenCodes(self, values), keys, values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus, scorers
@@ -37,6 +38,8 @@ class CodeLookup(SizedTask):
         constants: Number of planted constants; those not asked for distract.
         depths: Number of depth levels of the constant asked for, from the start (0) to the end (1) of the code.
     """
+
+    version: ClassVar[int] = 2
 
     constants: int = 4
     depths: int = 10
@@ -61,16 +64,20 @@ class CodeLookup(SizedTask):
             return Sample(
                 id="",
                 context=f"Read this Python code.\n\n```python\n{''.join(lines).rstrip()}\n```",
-                question=f"What is the value of {names[0]} in this code?",
+                question=self._question(names[0]),
                 answers=(values[0],),
                 max_new_tokens=budget,
                 answer_prefix=f"{names[0]} =",
                 stop=("\n",),
                 cluster=code.files[place],
                 meta={"depth": depth, "file": code.files[place]},
+                other=self._question(names[1]) if self.constants > 1 else "",
             )
 
         return build
+
+    def _question(self, name: str) -> str:
+        return f"What is the value of {name} in this code?"
 
     def _file(self, seed: int, index: int) -> tuple[int, ...]:
         """The places of one file. Files take turns in an order drawn once, so no two samples share one before all had theirs."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 from uuid import UUID
 
 from harness.types import Response, Sample, Score, State
@@ -46,6 +47,8 @@ class Needle(SizedTask):
             steps, one step each time all lengths had their turn, so that the map of length x depth fills evenly.
     """
 
+    version: ClassVar[int] = 2
+
     keys: int = 1
     values: int = 1
     queries: int = 1
@@ -69,6 +72,8 @@ class Needle(SizedTask):
         wordy = "\n".join(self._needle(key, value) for key, values in asked.items() for value in values)
         budget = len(tokenizer.encode(wordy)) + 8
         question, prefix = self._question(list(asked))
+        distractors = [key for key, _ in facts[self.queries :]]
+        other = self._question(distractors[:1])[0] if distractors else ""
 
         def build(units: int) -> Sample:
             text = self._joiner.join(insert(filler(units), zip(places, needles, strict=True)))
@@ -80,6 +85,7 @@ class Needle(SizedTask):
                 max_new_tokens=budget,
                 answer_prefix=prefix,
                 meta={"depth": depth, "needles": len(needles)},
+                other=other,
             )
 
         return build

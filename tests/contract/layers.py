@@ -55,6 +55,7 @@ FORMATS = {
     "fp8_tensor": FP8(scale="tensor"),
     "fp8_text": FP8(scale="head", scale_from="text"),
     "fp8_one": FP8(scale="tensor", scale_from="one"),
+    "fp8_head_one": FP8(scale="head", scale_from="one"),
     "fp8_e5m2": FP8E5M2(scale="tensor", scale_from="one"),
     "int8": INT8(),
     "int8_head": INT8(scale="head"),

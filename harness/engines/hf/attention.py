@@ -53,7 +53,8 @@ def decode_attention(
     """Every row on its own store, read from the ``JointCache`` passed as keyword ``kvgate``."""
     refuse(kw)
     layer = kw["kvgate"].layers[module.layer_idx]
-    return layer.attend(query, kw.get("scaling") or query.shape[-1] ** -0.5), None
+    expand = getattr(module, "expand_kv", None)  # MLA: how the model makes keys and values of what it caches
+    return layer.attend(query, kw.get("scaling") or query.shape[-1] ** -0.5, expand), None
 
 
 AttentionInterface.register(PREFILL, prefill_attention)

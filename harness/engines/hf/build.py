@@ -10,6 +10,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from harness.engines.hf import states
 from harness.engines.hf.joint import Bucket, Group, JointCache, JointLayer
 from harness.engines.hf.live import EvictingBucket, ReadingBucket
 from harness.engines.hf.prefill import Prefilled
@@ -53,15 +54,17 @@ class LayerBuilder:
         self.prompt, self.index, self.stacks, self.formats = prompt, index, stacks, formats
         self.new_tokens = new_tokens
         self.layer, self.window = prompt.layers[index], prompt.windows[index]
+        self.whole = prompt.whole or prompt  # what policies look at
         self.heads, self.held, _ = self.layer.keys.shape
         self._importance: dict[object, Tensor] = {}  # one ranking serves a policy's whole budget ladder
         self._stored: dict[Format, LayerView] = {}
 
     def build(
-        self, watch: int | None, shared: dict[tuple[int, int], Store]
+        self, watch: int | Watch | None, shared: dict[tuple[int, int], Store]
     ) -> tuple[JointLayer, list[tuple[int, ...]]]:
         """The layer, and by row how many prompt tokens each head keeps.
 
+        ``watch`` is the row whose attention tells what evictions cost, or who watches that row in another cache.
         ``shared`` carries stores of layers that hold their tokens together from the first of two to the second.
         """
         by_row = [self._slots(row) for row in range(len(self.stacks))]
@@ -71,10 +74,11 @@ class LayerBuilder:
         layer = JointLayer(buckets, self.prompt.tokens, self.window, self.heads)
         if watch is not None and self.window is None:
             capacity = self.prompt.tokens + self.new_tokens
-            layer.watch = Watch(watch, self.heads, capacity, self.layer.keys.device)
+            mine = isinstance(watch, int)
+            layer.watch = Watch(watch, self.heads, capacity, self.layer.keys.device) if mine else watch
             self._follow_losses(layer, slots, capacity)
         layer.buckets = [self._alive(bucket, layer, by_row) for bucket in buckets]
-        if layer.watch:
+        if isinstance(watch, int):
             layer.watching(watch)
         counts = [tuple(slot.length for slot in mine) for mine in by_row]
         return layer, [mine if len(mine) == self.heads else mine * self.heads for mine in counts]
@@ -86,11 +90,14 @@ class LayerBuilder:
         policy = stack.evict.phases()[0] if stack.evict else None
         if policy is None or self.window is not None or not self.held:
             return [Slot(row, None, None, self.held, self.layer)]
-        source = self._read_back(self.formats[row]) if policy.score_on == "stored" else self.layer
+        view = self.whole.layers[self.index]
+        if policy.score_on == "stored":
+            view = self._read_back(view, self.formats[row])
+        source = view._replace(keys=view.keys[:, : self.held], values=view.values[:, : self.held])
         budget = policy.layer_budget(self.prompt.tokens, self.index, len(self.prompt.layers))
         if budget >= self.held:
             return [Slot(row, None, None, self.held, source)]
-        chosen = policy.chosen(self._ranked(policy, source), budget)
+        chosen = policy.chosen(self._ranked(policy, view)[:, : self.held], budget)
         if len({len(head) for head in chosen}) == 1:
             return [Slot(row, None, chosen, budget, source)]
         return [Slot(row, head, (kept,), len(kept), source) for head, kept in enumerate(chosen)]
@@ -103,15 +110,15 @@ class LayerBuilder:
             self._importance[key] = policy.importance(view)
         return self._importance[key]
 
-    def _read_back(self, format: Format | None) -> LayerView:
+    def _read_back(self, view: LayerView, format: Format | None) -> LayerView:
         """The layer as ``format`` reads it back."""
         if format is None:
-            return self.layer
+            return view
         if format not in self._stored:
-            everything = self.prompt.positions(self.index).expand(1, self.heads, -1)
-            store = self._store(format, self.layer.keys[None], self.layer.values[None], everything, self.prompt.tokens)
+            everything = self.whole.positions(self.index).expand(1, self.heads, -1)
+            store = self._store(format, view.keys[None], view.values[None], everything, self.whole.tokens)
             keys, values = store.read()
-            self._stored[format] = self.layer._replace(keys=keys[0], values=values[0])
+            self._stored[format] = view._replace(keys=keys[0], values=values[0])
         return self._stored[format]
 
     def _positions(self, slot: Slot) -> Tensor:
@@ -124,10 +131,10 @@ class LayerBuilder:
     # --- buckets ---
 
     def _bucket_of(self, slot: Slot) -> tuple[int, int, bool]:
-        """Slots with one key share a bucket; a row that chooses anew while decoding has its own."""
-        evict = self.stacks[slot.row].evict
-        own = self.window is None and evict is not None and (evict.selects_reads or evict.phases()[1] is not None)
-        return slot.row if own else -1, slot.length, slot.alone
+        """Slots with one key share a bucket; a row that chooses anew while decoding, or goes away, has its own."""
+        evict, offload = self.stacks[slot.row].evict, self.stacks[slot.row].offload
+        chooses = self.window is None and evict is not None and (evict.selects_reads or evict.phases()[1] is not None)
+        return slot.row if chooses or offload else -1, slot.length, slot.alone
 
     def _bucket(self, slots: list[Slot], shared: dict[tuple[int, int], Store]) -> Bucket:
         length, device = slots[0].length, self.layer.keys.device
@@ -229,17 +236,26 @@ class LayerBuilder:
 
 
 @torch.inference_mode()
-def build(prompt: Prefilled, stacks: Sequence[Stack], new_tokens: int, *, watch: int | None = None) -> JointCache:
+def build(
+    prompt: Prefilled,
+    stacks: Sequence[Stack],
+    new_tokens: int,
+    *,
+    watch: int | None = None,
+    beside: JointCache | None = None,
+) -> JointCache:
     """Compress the prompt for every stack; row i of the cache is ``stacks[i]``, with room for ``new_tokens`` more.
 
-    ``watch`` is a row that holds every token, whose attention tells what the others' evictions cost.
+    ``watch`` is a row that holds every token, whose attention tells what the others' evictions cost. Where the rows are to join
+    another cache, ``beside``, it is that cache's.
     """
     formats = [stack.formats(len(prompt.layers)) for stack in stacks]
     layers, by_layer = [], []
     shared: dict[tuple[int, int], Store] = {}
     for index in range(len(prompt.layers)):
         mine = [format[index] for format in formats]
-        layer, counts = LayerBuilder(prompt, index, stacks, mine, new_tokens).build(watch, shared)
+        watching = beside.joint[index].watch if beside else watch
+        layer, counts = LayerBuilder(prompt, index, stacks, mine, new_tokens).build(watching, shared)
         layers.append(layer)
         by_layer.append(counts)
     counts = [[layer[row] for layer in by_layer] for row in range(len(stacks))]
@@ -247,4 +263,9 @@ def build(prompt: Prefilled, stacks: Sequence[Stack], new_tokens: int, *, watch:
     for row, stack in enumerate(stacks):
         if stack.evict and stack.evict.rerotate:
             offsets[row] = prompt.tokens - counts[row][0][0]
-    return JointCache(layers, offsets, counts)
+    joint = dict(zip(prompt.places, layers, strict=True))
+    everything = [
+        joint[place] if place in joint else states.repeated(layer, len(stacks))
+        for place, layer in enumerate(prompt.cache.layers)
+    ]
+    return JointCache(everything, offsets, counts)

@@ -190,4 +190,4 @@ def _note(cache: JointCache, states: Sequence[RowState]) -> None:
     for row, state in enumerate(states):
         if not state.running and state.stored_bytes_end is None:
             state.stored_bytes_end, state.working_bytes, state.facts = stored[row], working[row], facts[row]
-            state.seen = cache.layers[0].tokens
+            state.seen = cache.get_seq_length()

@@ -8,16 +8,21 @@ scratch, counted apart from storage.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
+from harness.engines.hf import states
 from harness.engines.hf.trail import Trail, Watch
 from strategies.base import Store
+
+# what is cached of some tokens, ``[R, 1, n, r]`` and ``[R, 1, n, p]``, to keys and values ``[R, H, n, d]``: the model's own
+Expand = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -74,11 +79,16 @@ class Bucket:
                         dense[slots, :, patch.start : patch.start + patch.dense.shape[2]] = patch.dense
         self.length = end
 
-    def attend(self, query: Tensor, scaling: float, window: int | None) -> Tensor:
+    def dense(self, slots: slice, first: int, expand: Expand | None) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[r, h, n, d]`` of some slots from token ``first`` on; expanded if a latent is cached."""
+        keys, values = (x[slots, :, first : self.length] for x in (self.keys, self.values))
+        return expand(keys, values) if expand else (keys, values)
+
+    def attend(self, query: Tensor, scaling: float, window: int | None, expand: Expand | None) -> Tensor:
         """Attention ``[R, h, G, m, d]`` of the newest m queries over this bucket; causal among themselves."""
         rows, heads, repeats, new, dim = query.shape
         first = 0 if window is None else max(0, self.length - window - new + 1)
-        keys, values = self.keys[:, :, first : self.length], self.values[:, :, first : self.length]
+        keys, values = self.dense(slice(None), first, expand)
         # query heads that share a key/value head become more queries of that head: no key is copied
         folded = query.reshape(rows, heads, repeats * new, dim)
         mask = None if new == 1 else self._mask(new, self.length - first, window, query.device, repeats)
@@ -108,6 +118,35 @@ class Bucket:
                 start += len(local)
         self.groups = survivors
 
+    def leave(self) -> list[Tensor]:
+        """Give up what is stored and the dense copy of it; ``come_back`` with the same tensors undoes it."""
+        gone: list[Tensor] = []
+
+        def take(held: Tensor) -> Tensor:
+            gone.append(held)
+            return held.to("meta")
+
+        for group in self.groups:
+            if group.store:
+                group.store.swap(take)
+            else:
+                slots = slice(group.start, group.stop)
+                gone += [x[slots, :, : self.length].contiguous() for x in (self.keys, self.values)]
+        self.keys, self.values = self.keys.to("meta"), self.values.to("meta")
+        return gone
+
+    def come_back(self, tensors: Iterator[Tensor]) -> None:
+        """Take in what ``leave`` gave."""
+        device = self.rows.device
+        back = (tensor.to(device) for tensor in tensors)
+        self.keys, self.values = (torch.empty_like(x, device=device) for x in (self.keys, self.values))
+        for group in self.groups:
+            if group.store:
+                group.store.swap(lambda _: next(back))
+            slots = slice(group.start, group.stop)
+            keys, values = group.store.read() if group.store else (next(back), next(back))
+            self.keys[slots, :, : self.length], self.values[slots, :, : self.length] = keys, values
+
     def facts(self) -> dict[str, Tensor]:
         """Numbers that this bucket has to tell beside those of its stores, each ``[R]``."""
         return {}
@@ -126,6 +165,7 @@ class JointLayer(CacheLayerMixin):
         self.heads = heads
         self.watch: Watch | None = None
         self.trails: dict[int, Trail] = {}  # by row that drops tokens
+        self.arrivals: dict[int, Callable[[], None]] = {}  # by row whose tokens are away: brings them back
         self._watched: tuple[Bucket, int] | None = None  # where the watched row is
         self.is_initialized = True
 
@@ -144,24 +184,32 @@ class JointLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kw: object) -> tuple[Tensor, Tensor]:
         """Append to every row's store. The attention function reads the buckets itself, so nothing dense is returned."""
+        while self.arrivals:
+            self.arrivals.popitem()[1]()
         for bucket in self.buckets:
             bucket.append(key_states, value_states)
         self.tokens += key_states.shape[2]
         return key_states, value_states
 
-    def attend(self, query: Tensor, scaling: float) -> Tensor:
-        """``[B, H * G, m, d]`` queries to ``[B, m, H * G, d]`` outputs."""
-        grouped = query.unflatten(1, (self.heads, -1))
+    def attend(self, query: Tensor, scaling: float, expand: Expand | None = None) -> Tensor:
+        """``[B, H * G, m, d]`` queries to ``[B, m, H * G, d]`` outputs.
+
+        With ``expand`` a latent is cached: every query head then has keys and values of its own, made anew at each step and
+        for one bucket at a time.
+        """
+        grouped = query.unflatten(1, (query.shape[1] if expand else self.heads, -1))
         if self.watch and self._watched:
             bucket, slot = self._watched
-            self.watch.saw(query[self.watch.row], bucket.keys[slot, :, : bucket.length], scaling)
+            keys, _ = bucket.dense(slice(slot, slot + 1), 0, expand)
+            self.watch.saw(query[self.watch.row], keys[0], scaling)
         if len(self.buckets) == 1 and self.buckets[0].heads is None:  # its rows are the batch, in some order
             bucket = self.buckets[0]
-            out = bucket.attend(bucket.own(grouped), scaling, self.window)[bucket.rows.argsort()]
+            out = bucket.attend(bucket.own(grouped), scaling, self.window, expand)[bucket.rows.argsort()]
         else:
-            out = query.new_empty(*grouped.shape[:4], self.buckets[0].values.shape[-1])
-            for bucket in self.buckets:
-                bucket.put(out, bucket.attend(bucket.own(grouped), scaling, self.window))
+            parts = [bucket.attend(bucket.own(grouped), scaling, self.window, expand) for bucket in self.buckets]
+            out = query.new_empty(*grouped.shape[:4], parts[0].shape[-1])
+            for bucket, part in zip(self.buckets, parts, strict=True):
+                bucket.put(out, part)
         return out.flatten(1, 2).transpose(1, 2)
 
     def get_seq_length(self) -> int:
@@ -175,18 +223,30 @@ class JointLayer(CacheLayerMixin):
 
 
 class JointCache(Cache):
-    """The caches of all rows of a batch.
+    """The caches of all rows of a batch. ``layers`` are the model's: joint ones, and linear-attention ones of the library's.
 
     ``offsets`` ``[B]`` is by how much each row's positions lag behind the tokens seen, after its keys moved together.
     ``counts`` holds, by row and layer, the tokens that each head kept of the prompt.
     """
 
-    layers: list[JointLayer]
+    layers: list[JointLayer | LinearAttentionLayer]
 
-    def __init__(self, layers: list[JointLayer], offsets: Tensor, counts: list[list[tuple[int, ...]]]) -> None:
+    def __init__(
+        self, layers: list[JointLayer | LinearAttentionLayer], offsets: Tensor, counts: list[list[tuple[int, ...]]]
+    ) -> None:
         super().__init__(layers=layers)
         self.offsets = offsets
         self.counts = counts
+
+    @property
+    def joint(self) -> list[JointLayer]:
+        """The layers that cache tokens."""
+        return [layer for layer in self.layers if isinstance(layer, JointLayer)]
+
+    @property
+    def linear(self) -> list[LinearAttentionLayer]:
+        """The layers that keep a state."""
+        return [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
 
     def select(self, keep: list[int], rows: int) -> None:
         """Keep only these of ``rows`` batch rows; they are renumbered in the order given."""
@@ -194,10 +254,12 @@ class JointCache(Cache):
         renumbered = torch.full((rows,), -1)
         renumbered[kept] = torch.arange(len(keep))
         self.offsets = self.offsets[kept.to(self.offsets.device)]
-        for layer in self.layers:
+        for state in self.linear:
+            state.reorder_cache(kept)
+        for layer in self.joint:
             survivors = []
             for bucket in layer.buckets:
-                device = bucket.keys.device
+                device = bucket.rows.device
                 local = (renumbered.to(device)[bucket.rows] >= 0).nonzero().squeeze(1)
                 if len(local) < len(bucket.rows):
                     if not len(local):
@@ -208,6 +270,7 @@ class JointCache(Cache):
                 survivors.append(bucket)
             layer.buckets = survivors
             layer.trails = {keep.index(row): trail for row, trail in layer.trails.items() if row in keep}
+            layer.arrivals = {keep.index(row): bring for row, bring in layer.arrivals.items() if row in keep}
             if layer.watch and layer.watch.row is not None:
                 layer.watching(keep.index(layer.watch.row) if layer.watch.row in keep else None)
 
@@ -217,24 +280,27 @@ class JointCache(Cache):
         offsets[mine], offsets[theirs] = self.offsets, other.offsets
         counts = dict(zip((*mine, *theirs), (*self.counts, *other.counts), strict=True))
         self.offsets, self.counts = offsets, [counts[row] for row in sorted(counts)]
-        for layer, more in zip(self.layers, other.layers, strict=True):
+        for state, other_state in zip(self.linear, other.linear, strict=True):
+            states.join(state, other_state, mine, theirs)
+        for layer, more in zip(self.joint, other.joint, strict=True):
             for buckets, numbers in ((layer.buckets, mine), (more.buckets, theirs)):
                 for bucket in buckets:
                     bucket.rows = torch.tensor(numbers, device=bucket.rows.device)[bucket.rows]
             layer.buckets += more.buckets
             layer.trails = {mine[row]: trail for row, trail in layer.trails.items()}
+            layer.trails |= {theirs[row]: trail for row, trail in more.trails.items()}
             if layer.watch and layer.watch.row is not None:
                 layer.watching(mine[layer.watch.row])
 
     def stop_watching(self, running: list[bool]) -> None:
         """A watched row that has finished may stay in the batch for a while; what it is fed there does not count."""
-        for layer in self.layers:
+        for layer in self.joint:
             if layer.watch and layer.watch.row is not None and not running[layer.watch.row]:
                 layer.watching(None)
 
     def settle(self) -> None:
         """After a step: rows whose keys have moved together lag behind by more."""
-        for layer in self.layers:
+        for layer in self.joint:
             if layer.window is None:
                 for bucket in layer.buckets:
                     if bucket.moved is not None:
@@ -244,7 +310,7 @@ class JointCache(Cache):
     def stored_bytes(self, rows: int) -> list[int]:
         """Bytes that each row's stores hold now, over all layers: of packed tensors, or of exact tokens held."""
         totals = [0] * rows
-        for layer in self.layers:
+        for layer in self.joint:
             for bucket in layer.buckets:
                 for group in bucket.groups:
                     if group.store:
@@ -259,7 +325,7 @@ class JointCache(Cache):
     def working_bytes(self, rows: int) -> list[int]:
         """Bytes of dense working copies by row, where they are not the store itself."""
         totals = [0] * rows
-        for layer in self.layers:
+        for layer in self.joint:
             for bucket in layer.buckets:
                 each = (bucket.keys.nbytes + bucket.values.nbytes) // len(bucket.rows)
                 for group in bucket.groups:
@@ -275,7 +341,7 @@ class JointCache(Cache):
         def add(row: int, key: str, value: float) -> None:
             totals[row][key] = totals[row].get(key, 0.0) + value
 
-        for layer in self.layers:
+        for layer in self.joint:
             for bucket in layer.buckets:
                 told = [(slice(g.start, g.stop), g.store.facts()) for g in bucket.groups if g.store]
                 for slots, facts in [*told, (slice(None), bucket.facts())]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from harness.engines.hf.joint import Bucket, Group
+from harness.engines.hf.joint import Bucket, Expand, Group
 from harness.engines.hf.observe import weights
 from harness.engines.hf.trail import Trail, Watch
 from strategies.base import Evict, LayerView, Store
@@ -55,8 +55,8 @@ class EvictingBucket(Bucket):
         self.original[:, start : self.length] = torch.arange(self.seen, self.seen + new, device=self.original.device)
         self.seen += new
 
-    def attend(self, query: Tensor, scaling: float, window: int | None) -> Tensor:
-        out = super().attend(query, scaling, window)
+    def attend(self, query: Tensor, scaling: float, window: int | None, expand: Expand | None) -> Tensor:
+        out = super().attend(query, scaling, window, expand)
         flat = query[0].flatten(0, 1)  # [H * G, m, d]
         if "mass" in self.policy.needs:
             self.mass[:, : self.length] += weights(flat, self.keys[0, :, : self.length], scaling).sum(dim=(1, 2))
@@ -145,9 +145,9 @@ class ReadingBucket(Bucket):
         self.read = torch.zeros(1, dtype=torch.long, device=self.keys.device)
         self.held = torch.zeros(1, dtype=torch.long, device=self.keys.device)
 
-    def attend(self, query: Tensor, scaling: float, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, scaling: float, window: int | None, expand: Expand | None) -> Tensor:
         if query.shape[3] > 1:  # a question is prefilled: all of the past is read
-            return super().attend(query, scaling, window)
+            return super().attend(query, scaling, window, expand)
         keys, values = self.keys[:, :, : self.length], self.values[:, :, : self.length]
         selected = self.reader.reads(query[0, :, :, 0], keys[0], self.layer)
         self.read += selected.sum()

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,30 +22,39 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    DynamicCache,
     GenerationConfig,
     PreTrainedModel,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from harness.engines.base import Answer, Compress, Engine, ModelFacts, Prefill, Row, Session, Support
+from harness.engines.base import Answer, Compress, Engine, ModelFacts, Prefill, Row, Session, Start, Support
 from harness.engines.hf import fetch
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import Reference, RowState, decode, feed, follow
 from harness.engines.hf.joint import JointCache
+from harness.engines.hf.journey import Depot, Journey
+from harness.engines.hf.kinds import shape_of
 from harness.engines.hf.prefill import Prefilled, prefill, reread
+from harness.engines.hf.reuse import PrefixCache
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.types import BadInput, Evidence, Memory, Sample, digest
-from strategies.base import Calibration, Format, KVShape, Layer, Quant, Stack, Structure
+from strategies.base import UNMOVED, Calibration, Format, KVShape, Layer, Moved, Offload, Prefix, Stack
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SERVED = (DynamicLayer, DynamicSlidingWindowLayer)
 CALIBRATION_PIECE = 1024  # tokens of a calibration text that are prefilled together
 REREAD = (  # what asks for the prompt once more (KVzip): its first chunk, and a later one that starts with given tokens
     "\n\nRepeat the previous context exactly.\n",
     "\n\nRepeat the part of the previous context exactly, starting with\n",
 )
+LAYOUT = 1  # of what goes to a tier; raised when the same key would lead to other bytes
+ACTS = {  # what this engine does with the layers of a slot
+    "paging": "sets room aside in the stores that tokens are packed into",
+    "prefix": "computes only the tokens that no earlier prompt began with",
+    "structure": "acts on the real cache; memory is freed",
+    "evict": "acts on the real cache; memory is freed",
+    "quant": "acts on the real cache; memory is freed",
+    "offload": "sends stored tokens to the tier and fetches them layer by layer",
+}
 CALIBRATION_QUERIES = 64  # last queries of each piece that calibrating layers may measure attention with
 
 
@@ -54,10 +64,17 @@ class _Work:
 
     sample: Sample
     tokens: PromptTokens
-    prompt: Prefilled
+    prompts: Mapping[Prefix | None, Prefilled]  # as each prefix layer gives it; None: computed as a whole
     prefill: Prefill
+    stored: bool  # whether an earlier process has stored what goes to a tier
+    seed: int
     reference: Reference
-    start: float  # perf_counter, before the prefill
+    began: float  # perf_counter, before the prefill
+
+    @property
+    def prompt(self) -> Prefilled:
+        """Any of the prompts, where only what they have in common matters."""
+        return next(iter(self.prompts.values()))
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -73,14 +90,21 @@ class _Work:
 class HFSession(Session):
     """A loaded transformers model."""
 
-    def __init__(self, model: PreTrainedModel, facts: ModelFacts, chunk: int) -> None:
+    def __init__(self, model: PreTrainedModel, facts: ModelFacts, engine: Mapping[str, Any]) -> None:
         self.model = model
         self.about = facts
-        self.chunk = chunk
+        self.engine = engine  # its spec
+        self.chunk: int = engine["prefill_chunk"]
         assert isinstance(facts.tokenizer, PromptTokenizer)
         self.tokenizer = facts.tokenizer
         self._calibrations: dict[tuple[str, int], tuple[Prefilled, ...]] = {}
-        self._fitted: dict[tuple[str, int, Structure | None, Quant | None], tuple[Format | None, ...]] = {}
+        self._fitted: dict[tuple[object, ...], tuple[Format | None, ...]] = {}
+        self._prefixes: dict[tuple[Prefix, Compress], PrefixCache] = {}
+        self._depots: dict[Offload, Depot] = {}
+
+    def close(self) -> None:
+        for depot in self._depots.values():
+            depot.close()
 
     def facts(self) -> Mapping[str, Any]:
         devices = sorted({str(parameter.device) for parameter in self.model.parameters()})
@@ -88,13 +112,14 @@ class HFSession(Session):
 
     def fit(self, stack: Stack, text: str, tokens: int) -> Stack:
         # stacks that share their packing layers share one object a layer, and so decode as one group
-        key = (digest(text), tokens, stack.structure, stack.quant)
+        lesson = digest([text, tokens])
+        key = (lesson, stack.structure, stack.quant, stack.paging)
         if key not in self._fitted:
             shown = self._calibration(text, tokens, unrotated=stack.unrotated)
             fitted = stack.fit(self.about.shape.layers, shown).fitted
             assert fitted is not None
             self._fitted[key] = fitted
-        return replace(stack, fitted=self._fitted[key])
+        return replace(stack, fitted=self._fitted[key], lesson=lesson)
 
     def _calibration(self, text: str, tokens: int, *, unrotated: bool) -> Calibration:
         key = (digest(text), tokens)
@@ -114,18 +139,32 @@ class HFSession(Session):
         *,
         compress: Compress,
         prefill: Prefill = "exact",
+        start: Start = "cold",
         seed: int,
     ) -> Iterator[Answer]:
-        start = time.perf_counter()
+        began = time.perf_counter()
         tokens = self.tokenizer.prompt(sample)
-        exact = tokens.context + tokens.rest if compress == "prompt" else tokens.context
+        asking = _other(sample) if compress == "other" else sample
+        asked = self.tokenizer.prompt(asking)
+        exact = asked.context if compress == "context" else asked.context + asked.rest
         everyone = [row for rows in batches for row in rows]
+        prompts: dict[Prefix | None, Prefilled] = {}
         try:
-            prompt = self._prefill(tokens, exact, [row.stack for row in everyone], sample, seed)
+            for prefix in dict.fromkeys(
+                row.stack.prefix for row in everyone
+            ):  # the baseline's first, computed as a whole
+                stacks = [row.stack for row in everyone if row.stack.prefix == prefix]
+                cache = self._prefix_cache(prefix, compress)
+                if cache and start == "warm":
+                    cache.learn(prompts[None], exact)
+                prompts[prefix] = self._prefill(asked, exact, stacks, asking, seed, cache)
+            if compress == "other":
+                prompts = {prefix: prompt.beginning(len(tokens.context)) for prefix, prompt in prompts.items()}
         except Exception as error:
-            yield from (_failed(row, tokens, error, time.perf_counter() - start) for row in everyone)
+            yield from (_failed(row, tokens, error, time.perf_counter() - began) for row in everyone)
             return
-        work = _Work(sample, tokens, prompt, prefill, Reference(leader=everyone[0]), start)
+        reference = Reference(leader=everyone[0])
+        work = _Work(sample, tokens, prompts, prefill, start == "restarted", seed, reference, began)
         for rows in batches:
             yield from self._isolated(work, rows)
 
@@ -139,20 +178,35 @@ class HFSession(Session):
                 work.reference.log_probs.clear()
             if len(rows) == 1:
                 traceback.print_exc()
-                answers = [_failed(rows[0], work.tokens, error, time.perf_counter() - work.start)]
+                answers = [_failed(rows[0], work.tokens, error, time.perf_counter() - work.began)]
             else:
                 answers = [answer for row in rows for answer in self._isolated(work, [row])]
         yield from answers
 
+    def _prefix_cache(self, prefix: Prefix | None, compress: Compress) -> PrefixCache | None:
+        """What ``prefix`` keeps of earlier prompts of this kind."""
+        if prefix is None:
+            return None
+        if (prefix, compress) not in self._prefixes:
+            self._prefixes[prefix, compress] = PrefixCache(prefix)
+        return self._prefixes[prefix, compress]
+
     def _prefill(
-        self, tokens: PromptTokens, exact: list[int], stacks: Sequence[Stack], sample: Sample, seed: int
+        self,
+        tokens: PromptTokens,
+        exact: list[int],
+        stacks: Sequence[Stack],
+        sample: Sample,
+        seed: int,
+        cache: PrefixCache | None = None,
     ) -> Prefilled:
-        """The exact prefill, with everything that any policy of ``stacks`` wants to know."""
+        """The exact prefill, as far as ``cache`` lacks it, with everything that any policy of ``stacks`` wants to know."""
         policies = [policy for stack in stacks if stack.evict for policy in stack.evict.phases() if policy]
         width = max((policy.query_window for policy in policies), default=0)
         needs = frozenset().union(*(policy.needs for policy in policies))
-        chance = int(digest([seed, sample.id]), 16) % 2**48
-        prompt = prefill(self.model, exact, query_window=width, chunk=self.chunk, seed=chance, needs=needs)
+        compute = cache.prefill if cache else prefill
+        chance = _chance(seed, sample)
+        prompt = compute(self.model, exact, query_window=width, chunk=self.chunk, seed=chance, needs=needs)
         if sample.instructions and policies:
             spans = torch.tensor(self.tokenizer.spans(sample)[: len(exact)], device=prompt.logits.device)
             prompt = prompt.knowing(spans=[spans] * len(prompt.layers))
@@ -168,53 +222,118 @@ class HFSession(Session):
         # the last token said is not fed, so one more is said than looks; who follows does not stop at words
         count, stop = min(steps + 1, sample.max_new_tokens), () if sample.follow else sample.stop
         ahead = replace(sample, max_new_tokens=count, stop=stop, follow=False)
-        work = _Work(ahead, tokens, prompt, "exact", Reference(Row("", Stack("full"))), 0.0)
-        cache, logits = self._filled(work, [Stack("full")], watch=0)
+        full = Stack("full")
+        work = _Work(ahead, tokens, {None: prompt}, "exact", False, 0, Reference(Row("", full)), 0.0)
+        cache, logits = self._filled(work, [full], watch=0)
         self._decode(work, cache, logits, [])
-        masses = [layer.watch.mass[:, : prompt.tokens] if layer.watch else None for layer in cache.layers]
+        masses = [layer.watch.mass[:, : prompt.tokens] if layer.watch else None for layer in cache.joint]
         return replace(prompt, futures={**prompt.futures, steps: masses})
 
     def _batch(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
         _reset_peak(self.model)
-        prompt = work.prompt
         costs = work.reference.leader in rows and any(row.stack.evict for row in rows)
         watch = rows.index(work.reference.leader) if costs else None
         cache, logits = self._filled(work, [row.stack for row in rows], watch=watch)
         stored, kept = cache.stored_bytes(len(rows)), cache.counts
-        states = self._decode(work, cache, logits, rows)
-        peak, seconds = _peak_bytes(self.model), time.perf_counter() - work.start
-        for row, size, counts, (state, fidelity) in zip(rows, stored, kept, states, strict=True):
-            response = state.response(fidelity)
+        journeys = self._sent(work, cache, rows)
+        try:
+            states = self._decode(work, cache, logits, rows)
+        finally:
+            for at, journey in journeys.items():
+                if not rows[at].stack.offload.persist:  # type: ignore[union-attr]
+                    journey.forget()
+        peak, seconds = _peak_bytes(self.model), time.perf_counter() - work.began
+        for at, (row, size, counts, (state, fidelity)) in enumerate(zip(rows, stored, kept, states, strict=True)):
+            moved = journeys[at].moved() if at in journeys else UNMOVED
+            lost = "; ".join(moved.lost) if row.stack.offload and row.stack.offload.on_loss == "fail" else ""
+            response = None if lost else state.response(fidelity)
             yield Answer(
                 cell=row.cell,
                 prompt_hash=work.tokens.hash,
                 response=response,
-                evidence=_evidence(row.stack, prompt, counts, state, size, self.about.shape),
-                memory=self._memory(row.stack, prompt, counts, size, state, peak),
-                error=state.error,
-                fault=None if response else "model",
+                evidence=self._evidence(row.stack, work, counts, state, size, moved),
+                memory=self._memory(row.stack, work.prompt, counts, size, state, peak),
+                error=lost or state.error,
+                fault="infrastructure" if lost else None if response else "model",
                 seconds=seconds,
             )
+
+    def _sent(self, work: _Work, cache: JointCache, rows: Sequence[Row]) -> dict[int, Journey]:
+        """The rows whose tokens go to a tier, on their way."""
+        journeys = {}
+        for at, stack in enumerate(row.stack for row in rows):
+            if stack.offload:
+                if stack.offload not in self._depots:
+                    self._depots[stack.offload] = Depot(stack.offload)
+                journeys[at] = Journey(
+                    self._depots[stack.offload],
+                    self._address(work, stack),
+                    cache,
+                    at,
+                    stored=work.stored,
+                    afresh=partial(self._alone, work, stack),
+                )
+        return journeys
+
+    def _alone(self, work: _Work, stack: Stack) -> JointCache:
+        return self._filled(work, [stack], watch=None)[0]
+
+    def _address(self, work: _Work, stack: Stack) -> str:
+        """The key under which what ``stack`` stores of a prompt goes to a tier: a digest of all that decides a bit of it."""
+        return digest(
+            {
+                "layout": LAYOUT,
+                "model": self.about.identity,
+                "engine": self.engine,
+                "stack": {slot: spec for slot, spec in stack.spec().items() if slot != "offload"},
+                "lesson": stack.lesson,
+                "prefill": work.prefill if stack.packs else "exact",
+                "prompt": work.prompt_ids,
+                "chance": _chance(work.seed, work.sample),
+            },
+            32,
+        )
 
     def _filled(self, work: _Work, stacks: Sequence[Stack], *, watch: int | None) -> tuple[JointCache, Tensor]:
         """The rows' cache after the prompt, and their logits ``[B, V]`` after its last token.
 
         ``watch`` is the baseline's row, if what it goes on to look at is to be noted.
         """
-        prompt, new_tokens = work.prompt, len(work.question) + work.sample.max_new_tokens
-        logits = prompt.logits.repeat(len(stacks), 1)
-        through = [row for row, stack in enumerate(stacks) if work.prefill == "chunked" and stack.packs]
-        exact = [row for row in range(len(stacks)) if row not in through]
-        watched = None if watch is None else exact.index(watch)
-        cache = build(prompt, [stacks[row] for row in exact], new_tokens, watch=watched)
-        if through:
-            fed = build(prompt.empty(), [stacks[row] for row in through], prompt.tokens + new_tokens)
-            ids = torch.tensor([work.prompt_ids] * len(through), device=logits.device)
-            with attention(self.model, DECODE):
-                for at in range(0, prompt.tokens, self.chunk):
-                    logits[through] = feed(self.model, fed, ids[:, at : at + self.chunk], at)
-            fed.counts = [stacks[row].kept(prompt.tokens, self.about.shape) for row in through]
-            cache.join(fed, exact, through)
+        new_tokens = len(work.question) + work.sample.max_new_tokens
+        logits = torch.stack([work.prompts[stack.prefix].logits for stack in stacks])
+        cache, there = None, []
+        for (prefix, chunked), rows in self._alike(work, stacks).items():
+            prompt, mine = work.prompts[prefix], [stacks[row] for row in rows]
+            if chunked:
+                part, logits[rows] = self._fed(work, mine, prompt.tokens + new_tokens)
+            else:
+                watched = rows.index(watch) if cache is None and watch is not None else None
+                part = build(prompt, mine, new_tokens, watch=watched, beside=cache)
+            everyone = sorted([*there, *rows])
+            if cache is None:
+                cache = part
+            else:
+                cache.join(part, *([everyone.index(row) for row in some] for some in (there, rows)))
+            there = everyone
+        assert cache is not None
+        return cache, logits
+
+    def _alike(self, work: _Work, stacks: Sequence[Stack]) -> dict[tuple[Prefix | None, bool], list[int]]:
+        """Rows that are filled in the same way: from the same prompt, or chunk by chunk. The baseline's come first."""
+        alike: dict[tuple[Prefix | None, bool], list[int]] = {}
+        for row, stack in enumerate(stacks):
+            alike.setdefault((stack.prefix, work.prefill == "chunked" and stack.packs), []).append(row)
+        return alike
+
+    def _fed(self, work: _Work, stacks: Sequence[Stack], capacity: int) -> tuple[JointCache, Tensor]:
+        """The cache of rows that read their prompt chunk by chunk through what they have stored, and their logits."""
+        prompt = work.prompt
+        cache = build(prompt.empty(), stacks, capacity)
+        ids = torch.tensor([work.prompt_ids] * len(stacks), device=prompt.logits.device)
+        with attention(self.model, DECODE):
+            for at in range(0, prompt.tokens, self.chunk):
+                logits = feed(self.model, cache, ids[:, at : at + self.chunk], at)
+        cache.counts = [stack.kept(prompt.tokens, self.about.shape) for stack in stacks]
         return cache, logits
 
     def _decode(
@@ -241,6 +360,34 @@ class HFSession(Session):
                 exact_start=exact_start,
             )
         return [(state, None) for state in decode(self.model, cache, logits, position, work.sample, self.tokenizer)]
+
+    def _evidence(
+        self, stack: Stack, work: _Work, counts: Sequence[tuple[int, ...]], state: RowState, stored: int, moved: Moved
+    ) -> tuple[Evidence, ...]:
+        shape, tokens = self.about.shape, work.prompt.tokens
+        exact = Stack("full").formula_bytes(tokens, shape)
+        hits = work.prompts[stack.prefix].reused
+        facts = {
+            "stored_bytes": float(stored),
+            "exact_bytes": float(exact),
+            "bytes_freed": float(exact - stored),
+            "tokens_kept": sum(map(sum, counts)) / (shape.layers * shape.kv_heads),
+            "prompt_tokens": float(tokens),
+            **state.facts,
+        }
+        if work.prompt.state_bytes:
+            facts["state_bytes"] = float(work.prompt.state_bytes)  # of linear layers, left as they are
+        if stack.paging:
+            facts |= stack.paging.facts([held for heads in counts for held in heads])
+            if stack.paging.pool_gib and state.stored_bytes_end:
+                facts["admitted_requests"] = float(stack.paging.pool_gib * 2**30 // state.stored_bytes_end)
+        if stack.prefix:
+            facts["hit_tokens"] = float(hits)
+        if stack.offload:
+            facts |= moved.facts()
+        answered = max(0, state.seen - tokens)
+        acted = stack.acted(tokens, shape, counts, answered, hits, moved)
+        return tuple(Evidence(layer, yes, why, facts) for layer, (yes, why) in acted.items())
 
     def _memory(
         self,
@@ -290,14 +437,16 @@ class HFEngine(Engine):
             raise ValueError(f"engine.threads must be 0 or more, got {self.threads}")
 
     def supports(self, layer: Layer) -> Support:
-        if layer.slot in ("structure", "evict", "quant"):
-            speed = "; simulated: its numbers are the hardware's, no speed is" if layer.simulated else ""
-            return Support(True, f"acts on the real cache; memory is freed{speed}")
-        return Support(False, f"engine hf has no {layer.slot} slot")
+        speed = "; simulated: its numbers are the hardware's, no speed is" if layer.simulated else ""
+        return Support(True, f"{ACTS[layer.slot]}{speed}")
 
     def prefills(self, stack: Stack, prefill: Prefill, shape: KVShape) -> Support:
         if prefill == "exact" or not stack.packs:
             return Support(True, "the prompt is computed exactly, then compressed")
+        if stack.prefix:
+            return Support(
+                False, f"prefix/{stack.prefix.name} keeps exact blocks, and a chunked prefill reads packed ones"
+            )
         if stack.evict:
             return Support(False, "an eviction ranks exact keys, and a chunked prefill of a packed cache has none")
         if stack.structure and not stack.structure.by_chunk:
@@ -329,7 +478,7 @@ class HFEngine(Engine):
         except (OSError, ValueError) as error:
             raise BadInput(f"model.path: {folder} does not load: {error}") from error
         dtype = resolved_dtype(model)
-        shape = _shape(config.get_text_config(), dtype)
+        shape = shape_of(config.get_text_config(), dtype)
         max_tokens = int(config.get_text_config().max_position_embeddings)
         prompts = PromptTokenizer(tokenizer, max_tokens, _stop_ids(folder, config, tokenizer))
         name = str(model["name"])
@@ -363,10 +512,12 @@ class HFEngine(Engine):
             attn_implementation="sdpa",
             trust_remote_code=bool(model.get("trust_remote_code", False)),
         ).eval()
+        session = HFSession(loaded, facts, self.spec())
         try:
-            yield HFSession(loaded, facts, self.prefill_chunk)
+            yield session
         finally:
-            del loaded
+            session.close()
+            del loaded, session
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -387,25 +538,6 @@ def resolved_dtype(model: Mapping[str, Any]) -> torch.dtype:
     return DTYPES[name]
 
 
-def _shape(config: Any, dtype: torch.dtype) -> KVShape:
-    unserved = {"kv_lora_rank": "a latent (MLA) cache", "attn_logit_softcapping": "soft-capped attention scores"}
-    for key, meaning in unserved.items():
-        if getattr(config, key, None) is not None:
-            raise BadInput(f"model: engine hf cannot serve {config.model_type} with {meaning} ({key})")
-    layers = DynamicCache(config=config).layers  # the library's own reading of which layers slide
-    if strange := sorted({type(layer).__name__ for layer in layers if type(layer) not in SERVED}):
-        raise BadInput(f"model: engine hf cannot serve {config.model_type} with cache layers {', '.join(strange)}")
-    heads = config.num_attention_heads
-    return KVShape(
-        layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        query_heads=heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        element_bytes=dtype.itemsize,
-        window=tuple(getattr(layer, "sliding_window", None) for layer in layers),
-    )
-
-
 def _config_digest(config: Any) -> str:
     """All of a model's configuration that decides results: not where it came from, nor which library wrote it."""
     facts = json.loads(config.to_json_string(use_diff=False))
@@ -420,25 +552,14 @@ def _stop_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
 
 
-def _evidence(
-    stack: Stack,
-    prompt: Prefilled,
-    counts: Sequence[tuple[int, ...]],
-    state: RowState,
-    stored: int,
-    shape: KVShape,
-) -> tuple[Evidence, ...]:
-    exact = Stack("full").formula_bytes(prompt.tokens, shape)
-    facts = {
-        "stored_bytes": float(stored),
-        "exact_bytes": float(exact),
-        "bytes_freed": float(exact - stored),
-        "tokens_kept": sum(map(sum, counts)) / (shape.layers * shape.kv_heads),
-        "prompt_tokens": float(prompt.tokens),
-        **state.facts,
-    }
-    acted = stack.acted(prompt.tokens, shape, counts, max(0, state.seen - prompt.tokens))
-    return tuple(Evidence(layer, yes, why, facts) for layer, (yes, why) in acted.items())
+def _other(sample: Sample) -> Sample:
+    """The sample with the question for which its context was compressed before."""
+    return replace(sample, question=sample.other, answer_prefix="", other="")
+
+
+def _chance(seed: int, sample: Sample) -> int:
+    """The seed of every random draw on a sample."""
+    return int(digest([seed, sample.id]), 16) % 2**48
 
 
 def _failed(row: Row, tokens: PromptTokens, error: Exception, seconds: float) -> Answer:

@@ -11,7 +11,8 @@ from harness.engines.hf.observe import weights
 class Watch:
     """The softmax weight that each token gets from one row's queries from here on, averaged over the group.
 
-    The row holds every token, so columns are positions.
+    The row holds every token, so columns are positions. The group are the query heads that share what is cached: of a latent
+    (MLA) all of them, each with keys of its own.
     """
 
     def __init__(self, row: int, heads: int, capacity: int, device: torch.device) -> None:
@@ -20,9 +21,10 @@ class Watch:
         self.queries = 0
 
     def saw(self, query: Tensor, keys: Tensor, scaling: float) -> None:
-        """Queries ``[H * G, m, d]`` of the row, and all its keys ``[H, n, d]``."""
+        """Queries ``[H * G, m, d]`` of the row, and all its keys ``[H, n, d]`` or, of a latent, ``[G, n, d]``."""
         paid = weights(query, keys, scaling)
-        self.mass[:, : keys.shape[1]] += paid.mean(dim=1).sum(dim=1)
+        by_group = paid.reshape(len(self.mass), -1, *paid.shape[2:])  # [H, G, m, n]
+        self.mass[:, : keys.shape[1]] += by_group.mean(dim=1).sum(dim=1)
         self.queries += query.shape[1]
 
 

@@ -1,0 +1,128 @@
+"""Stored tokens wait in files."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import ClassVar
+
+from strategies.base import KVShape, Lost, Offload
+from strategies.offload.bounded import Bounded
+
+SUFFIX, BESIDE = ".kv", ".part"
+KEY = re.compile(r"\w[\w-]*(/[\w-]+)*", re.ASCII)
+STALE_S = 3600  # a file still being written is younger
+
+
+class DiskTier(Bounded):
+    """One file an object, ``<path>/ab/ab12cd.layer003.kv`` for the key ``ab12cd/layer003``.
+
+    Files are written beside and renamed, so a reader sees none or a whole one. They are not forced to the platter: what a
+    power failure tears is found by the packet's checksum and computed again. Use is kept as the files' times, so the order
+    in which they leave outlasts the process. Of several processes on one folder each counts what was there when it
+    started and what it put itself. Files that are not ours are never touched.
+    """
+
+    def __init__(self, path: Path, max_gib: float | None) -> None:
+        super().__init__("disk", max_gib)
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        for file, facts in _files(path, BESIDE):  # of a process that was killed while writing
+            if time.time() - facts.st_mtime > STALE_S:
+                file.unlink(missing_ok=True)
+        for file, facts in sorted(_files(path, SUFFIX), key=lambda one: one[1].st_mtime_ns):
+            self.sizes[file.name.removesuffix(SUFFIX).replace(".", "/")] = facts.st_size
+
+    def write(self, key: str, data: bytes) -> None:
+        file = self.file(key)
+        beside = file.with_name(f"{file.name}.{uuid.uuid4().hex}{BESIDE}")
+        try:
+            file.parent.mkdir(exist_ok=True)
+            beside.write_bytes(data)
+            os.replace(beside, file)
+        except OSError as error:
+            raise self._failed(file, error) from error
+        finally:
+            with suppress(OSError):  # renamed, or never made
+                beside.unlink()
+
+    def read(self, key: str) -> bytes:
+        file = self.file(key)
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError as error:
+            raise Lost(f"disk: {file}: not there") from error
+        except OSError as error:
+            raise self._failed(file, error) from error
+        with suppress(OSError):  # a folder that may only be read
+            os.utime(file)
+        return data
+
+    def erase(self, key: str) -> None:
+        file = self.file(key)
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._failed(file, error) from error
+
+    def file(self, key: str) -> Path:
+        """Where ``key`` lies."""
+        if not KEY.fullmatch(key):
+            raise ValueError(f"a key is words between slashes, got {key!r}")
+        return self.path / key[:2] / f"{key.replace('/', '.')}{SUFFIX}"
+
+    def _failed(self, file: Path, error: OSError) -> OSError:
+        return OSError(f"disk: {file}: {error.strerror}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk(Offload):
+    """Files in a folder, on whatever file system that is.
+
+    Args:
+        path: the folder; made if it is not there.
+        max_gib: room in GiB for all that lies there, of earlier runs too; over it the least recently used files are deleted.
+            None for no limit.
+    """
+
+    name: ClassVar[str] = "disk"
+
+    path: str | None = None
+    max_gib: float | None = None
+
+    def tier(self) -> DiskTier:
+        assert self.path is not None
+        return DiskTier(Path(self.path).expanduser(), self.max_gib)
+
+    def problems(self, shape: KVShape) -> list[str]:
+        found = super().problems(shape)
+        if self.max_gib is not None and self.max_gib <= 0:
+            found.append(f"{self.option('max_gib')} must be above 0, got {self.max_gib}")
+        if self.path is None:
+            found.append(f"{self.option('path')} must be a folder to keep the stored tokens in, got null")
+        elif reason := _not_writable(Path(self.path).expanduser()):
+            found.append(f"{self.option('path')} must be a folder that can be written to, got {self.path}: {reason}")
+        return found
+
+
+def _files(path: Path, suffix: str) -> Iterator[tuple[Path, os.stat_result]]:
+    for file in path.glob(f"??/*{suffix}"):
+        with suppress(FileNotFoundError):  # deleted by another process just now
+            yield file, file.stat()
+
+
+def _not_writable(path: Path) -> str | None:
+    """Why no file can be made in ``path``, found by making one; permissions alone would tell root nothing."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            return None
+    except OSError as error:
+        return error.strerror
