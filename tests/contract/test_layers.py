@@ -283,7 +283,7 @@ def test_a_stack_predicts_its_bytes_and_says_when_it_acts(stack: Stack) -> None:
         assert len(acted) == len(stack.layers())
         if tokens == 500:
             assert all(yes for yes, _ in acted.values())
-            if stack.packs or stack.evict:
+            if (stack.packs or stack.evict) and not isinstance(stack.paging, Static):  # its room is what it is
                 assert bytes_held < Stack("full").formula_bytes(tokens, facts)
     assert not any(yes for layer, (yes, _) in stack.acted(1, facts).items() if layer.startswith("evict"))
 
