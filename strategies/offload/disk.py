@@ -93,6 +93,7 @@ class Disk(Offload):
     """
 
     name: ClassVar[str] = "disk"
+    places: ClassVar[frozenset[str]] = Offload.places | {"path"}
 
     path: str | None = None
     max_gib: float | None = None
