@@ -186,13 +186,20 @@ def test_files_and_the_order_of_their_use_outlast_the_process(tmp_path: Path) ->
     layer = Disk(path=str(tmp_path), max_gib=gib(250), persist=True)
     tier = layer.tier()
     tier.put(KEY, b"a" * 100)
-    time.sleep(0.02)  # file times are as coarse as the kernel's clock
     tier.put(OTHER, b"b" * 100)
-    time.sleep(0.02)
     tier.get(KEY)
     again = layer.tier()
     again.put(THIRD, b"c" * 100)
     assert [has(again, key) for key in (KEY, OTHER, THIRD)] == [True, False, True]
+
+
+def test_those_who_share_a_folder_keep_one_limit(tmp_path: Path) -> None:
+    one, two = (Disk(path=str(tmp_path), max_gib=gib(250)).tier() for _ in range(2))
+    one.put(KEY, b"a" * 100)
+    two.put(OTHER, b"b" * 100)
+    two.get(KEY)
+    one.put(THIRD, b"c" * 100)
+    assert files(tmp_path) == ["ab12cd.layer000.kv", "ef34.layer000.kv"]
 
 
 def test_a_crash_between_writing_and_renaming_leaves_nothing_to_read(
