@@ -505,4 +505,4 @@ def test_problems_of_parts_are_named_by_their_places(tmp_path: Path) -> None:
 
 def test_a_tiered_spec_tells_its_parts_classes() -> None:
     parts = Tiered(tiers=(Host(), Disk(path="x"))).spec()["options"]["tiers"]
-    assert [part["name"] for part in parts] == ["host", "disk"] and parts[1]["options"]["path"] == "x"
+    assert [part["class"] for part in parts] == ["strategies.offload.host.Host", "strategies.offload.disk.Disk"]
