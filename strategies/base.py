@@ -401,7 +401,8 @@ class Store(ABC):
     def swap(self, exchange: Exchange) -> None:
         """Put ``exchange(tensor)`` in the place of every tensor held, always in the same order.
 
-        What comes has the shape and dtype of what goes. Until its values are there again nothing but ``nbytes`` may be asked.
+        What comes has the shape and dtype of what goes, and may be written into from then on. Until the values are there again
+        nothing but ``nbytes`` may be asked.
         """
 
     def reserve(self, room: Room) -> None:
@@ -563,7 +564,10 @@ class Paging(Layer):
     def facts(self, held: Sequence[int]) -> dict[str, float]:
         """Numbers for the evidence, of the tokens that each layer and head holds."""
         reserved = sum(map(self.room, held))
-        return {"reserved_tokens": reserved / len(held), "unused_share": 1 - sum(held) / reserved}
+        return {
+            "reserved_tokens": reserved / max(1, len(held)),
+            "unused_share": 1 - sum(held) / reserved if reserved else 0.0,
+        }
 
     def problems(self, shape: KVShape) -> list[str]:
         if self.pool_gib is not None and self.pool_gib <= 0:

@@ -57,6 +57,7 @@ class FlexGen4(UniformQuant):
     """
 
     name: ClassVar[str] = "flexgen4"
+    by_token: ClassVar[bool] = True
     on_latents: ClassVar[bool] = True
 
     group: int = 64

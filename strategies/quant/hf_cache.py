@@ -92,9 +92,8 @@ class HFStore(Store):
     def swap(self, exchange: Exchange) -> None:
         held = zip(*(self._held(layer) for layer in self.layers), strict=True)
         exchanged = [exchange(torch.stack(same)).unbind() for same in held]
-        for layer, row in zip(
-            self.layers, zip(*exchanged, strict=True), strict=False
-        ):  # of empty layers nothing is held
+        rows = zip(*exchanged, strict=True)  # none where the layers are empty
+        for layer, row in zip(self.layers, rows, strict=False):
             *quantized, layer.keys, layer.values = row
             half = len(quantized) // 2
             layer._quantized_keys = self.format.holding(layer._quantized_keys, quantized[:half])

@@ -17,6 +17,7 @@ class INT8(ScaledFormat):
 
     name: ClassVar[str] = "int8"
     largest: ClassVar[float] = 127.0
+    dtype: ClassVar[torch.dtype] = torch.int8
 
     def encode(self, x: Tensor) -> Tensor:
-        return x.round().clamp(-self.largest, self.largest).to(torch.int8)
+        return x.round().clamp(-self.largest, self.largest).to(self.dtype)

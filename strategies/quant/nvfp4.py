@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from strategies.base import Exchange, KVShape, Store, UniformQuant
-from strategies.columns import Columns, ColumnStore, total
+from strategies.base import KVShape, Store, UniformQuant
+from strategies.columns import FrozenColumns, FrozenStore, total
 from strategies.quant import e2m1
 from strategies.quant.packing import pack, unpack
 
@@ -18,28 +17,19 @@ BLOCK = 16
 LARGEST_E4M3 = 448.0
 LARGEST_E4M3_OVER_SIX = 256.0  # what a scale of max|x| / 6 may be, so that max|x| / 4 fits e4m3 too
 SCALE_BYTES = 4
-SLACK = 1 + 2.0**-20  # float32 rounding must not make a number that fits look clipped
 
 
-class Blocks(Columns):
+class Blocks(FrozenColumns):
     """Blocks of 16 consecutive channels: codes ``[R, H, n, d / 2]``, e4m3 scales ``[R, H, n, d / 16]`` as bytes, and the
     float32 scale ``[R, 1, 1, 1]`` of everything, which is 1 until the first tokens come.
     """
 
     def __init__(self, format: NVFP4, like: Tensor) -> None:
-        super().__init__(like)
+        super().__init__(like, torch.ones(1, 1, 1, 1), e2m1.LARGEST * LARGEST_E4M3, frozen=False)
         self.format = format
-        self.frozen = False
-        self.scale = torch.ones(like.shape[0], 1, 1, 1, device=like.device)
-        self.clipped = torch.zeros(like.shape[0], dtype=torch.int64, device=like.device)
 
-    def append(self, x: Tensor) -> Tensor:
-        if x.shape[2] and not self.frozen:
-            self.scale = self.format.scale_of(x)
-            self.frozen = True
-        largest = self.scale * (e2m1.LARGEST * LARGEST_E4M3 * SLACK)
-        self.clipped += (x.abs().float() > largest).sum(dim=(1, 2, 3))
-        return super().append(x)
+    def scale_of(self, x: Tensor) -> Tensor:
+        return self.format.scale_of(x)
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         blocks = x.unflatten(-1, (-1, BLOCK))
@@ -68,28 +58,6 @@ class Blocks(Columns):
         codes = unpack(packed, 4).unflatten(-1, (-1, BLOCK))
         return (e2m1.decode(codes) * self._step(scales.unsqueeze(-1))).flatten(-2)
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield from super().tensors()
-        yield self.scale
-
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
-        self.scale, self.clipped = self.scale[rows], self.clipped[rows]
-
-    def swap(self, exchange: Exchange) -> None:
-        super().swap(exchange)
-        self.scale = exchange(self.scale)
-
-
-class BlockStore(ColumnStore):
-    """Keys and values as two ``Blocks``."""
-
-    keys: Blocks
-    values: Blocks
-
-    def facts(self) -> dict[str, Tensor]:
-        return {"clipped_elements": self.keys.clipped + self.values.clipped}
-
 
 @dataclass(frozen=True, kw_only=True)
 class NVFP4(UniformQuant):
@@ -111,6 +79,7 @@ class NVFP4(UniformQuant):
     """
 
     name: ClassVar[str] = "nvfp4"
+    by_token: ClassVar[bool] = True
     on_latents: ClassVar[bool] = True
     simulated: ClassVar[bool] = True
 
@@ -142,4 +111,4 @@ class NVFP4(UniformQuant):
         return tokens * shape.kv_heads * bytes_each + 2 * SCALE_BYTES
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
-        return BlockStore(Blocks(self, keys), Blocks(self, values), keys, values)
+        return FrozenStore(Blocks(self, keys), Blocks(self, values), keys, values)

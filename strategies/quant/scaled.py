@@ -3,81 +3,61 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from strategies.base import Calibration, Exchange, Format, KVShape, Store, UniformQuant
-from strategies.columns import ColumnStore, Side
+from strategies.base import Calibration, Format, KVShape, Store, UniformQuant
+from strategies.columns import Columns, ColumnStore, FrozenColumns, FrozenStore
 
 SCALE_BYTES = 4  # scales are float32, as in the serving engines
-SLACK = 1 + 2.0**-20  # float32 rounding must not make a number that fits look clipped
 SHARED = {"tensor": (0, 1, 2), "head": (1, 2), "token_head": (2,)}  # dimensions of [H, n, d] that share a scale
 
 
-class Codes(Side):
-    """One-byte codes with their scales, held in the parts in which they came. ``scale`` is given or taken from the first."""
+class TokenCodes(Columns):
+    """Codes ``[R, H, n, d]`` as bytes, and each token's scale ``[R, H, n, 1]``."""
 
-    def __init__(self, format: ScaledFormat, like: Tensor, scale: Tensor | None) -> None:
+    def __init__(self, format: ScaledFormat, like: Tensor) -> None:
+        super().__init__(like)
         self.format = format
-        self.dtype = like.dtype
-        self.parts: list[Tensor] = []
-        self.scales: list[Tensor] = [] if scale is None else [scale.to(like.device).repeat(like.shape[0], 1, 1, 1)]
-        self.clipped = torch.zeros(like.shape[0], dtype=torch.int64, device=like.device)
 
-    def append(self, x: Tensor) -> Tensor:
-        if not x.shape[2] and self.parts:
-            return x
-        scale = self._scale(x)
-        codes = self.format.encode(x.float() / scale)
-        self.parts.append(codes)
-        return (codes.float() * scale).to(self.dtype)
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        scale = self.format.scale_of(x)
+        return self.format.encode(x / scale).view(torch.uint8), scale
 
-    def _scale(self, x: Tensor) -> Tensor:
-        """The scales of the next tokens; frozen ones saturate later outliers, which are counted."""
-        if self.format.scale == "token_head":
-            self.scales.append(self.format.scale_of(x))
-        elif self.scales:
-            self.clipped += (x.abs() > self.scales[0] * (self.format.largest * SLACK)).sum(dim=(1, 2, 3))
-        elif x.shape[2]:
-            self.scales.append(self.format.scale_of(x))
-        else:
-            return x.new_ones(1, dtype=torch.float32)  # nothing to scale yet
-        return self.scales[-1]
-
-    def read(self) -> Tensor:
-        codes = torch.cat([part.float() for part in self.parts], dim=2)
-        if not codes.shape[2]:
-            return codes.to(self.dtype)
-        scale = torch.cat(self.scales, dim=2) if self.format.scale == "token_head" else self.scales[0]
-        return (codes * scale).to(self.dtype)
-
-    def tensors(self) -> Iterator[Tensor]:
-        yield from self.parts
-        yield from self.scales
-
-    def select(self, rows: Tensor) -> None:
-        # one-byte floats cannot be gathered everywhere; their bytes can
-        self.parts = [part.view(torch.uint8)[rows].view(part.dtype) for part in self.parts]
-        self.scales = [scale[rows] for scale in self.scales]
-        self.clipped = self.clipped[rows]
-
-    def swap(self, exchange: Exchange) -> None:
-        self.parts = [exchange(part) for part in self.parts]
-        self.scales = [exchange(scale) for scale in self.scales]
+    def decode(self, *stored: Tensor) -> Tensor:
+        codes, scale = stored
+        return codes.view(self.format.dtype).float() * scale
 
 
-class ScaledStore(ColumnStore):
-    """Keys and values as two ``Codes``."""
-
-    keys: Codes
-    values: Codes
+class TokenStore(ColumnStore):
+    """Keys and values as two ``TokenCodes``."""
 
     def facts(self) -> dict[str, Tensor]:
-        return {"clipped_elements": self.keys.clipped + self.values.clipped}
+        codes = next(self.tensors())
+        return {"clipped_elements": codes.new_zeros(len(codes), dtype=torch.int64)}  # a token's own scale fits it
+
+
+class FrozenCodes(FrozenColumns):
+    """Codes ``[R, H, n, d]`` as bytes, under one scale of all tokens, given or taken from the first."""
+
+    def __init__(self, format: ScaledFormat, like: Tensor, scale: Tensor | None = None) -> None:
+        """``scale`` ``[1, 1 or H, 1, 1]`` is given where a calibration text told it."""
+        one = torch.ones(1, 1 if format.scale == "tensor" else like.shape[1], 1, 1)
+        super().__init__(like, one if scale is None else scale, format.largest, frozen=format.scale_from != "prompt")
+        self.format = format
+
+    def scale_of(self, x: Tensor) -> Tensor:
+        return self.format.scale_of(x)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (self.format.encode(x / self.scale).view(torch.uint8),)
+
+    def decode(self, *stored: Tensor) -> Tensor:
+        return stored[0].view(self.format.dtype).float() * self.scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +71,10 @@ class ScaledFormat(UniformQuant):
             without calibration). A token brings its own scale.
     """
 
+    by_token: ClassVar[bool] = True
     on_latents: ClassVar[bool] = True  # a code an element, whatever the elements are
     largest: ClassVar[float]  # the largest code
+    dtype: ClassVar[torch.dtype]  # of a code, one byte
 
     scale: str = "token_head"
     scale_from: str = "prompt"
@@ -151,9 +133,9 @@ class ScaledFormat(UniformQuant):
         return tokens * shape.kv_heads * sum(shape.widths) + 2 * SCALE_BYTES * scales
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
-        one = keys.new_ones(1, 1 if self.scale == "tensor" else keys.shape[1], 1, 1, dtype=torch.float32)
-        scale = one if self.scale_from == "one" else None
-        return ScaledStore(Codes(self, keys, scale), Codes(self, values, scale), keys, values)
+        if self.scale == "token_head":
+            return TokenStore(TokenCodes(self, keys), TokenCodes(self, values), keys, values)
+        return FrozenStore(FrozenCodes(self, keys), FrozenCodes(self, values), keys, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,5 +157,5 @@ class Calibrated(Format):
         return self.origin.quantized_tokens(tokens)
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
-        sides = Codes(self.origin, keys, self.key_scale), Codes(self.origin, values, self.value_scale)
-        return ScaledStore(*sides, keys, values)
+        sides = FrozenCodes(self.origin, keys, self.key_scale), FrozenCodes(self.origin, values, self.value_scale)
+        return FrozenStore(*sides, keys, values)

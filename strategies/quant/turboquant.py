@@ -124,6 +124,7 @@ class TurboQuant(UniformQuant):
     """
 
     name: ClassVar[str] = "turboquant"
+    by_token: ClassVar[bool] = True
 
     preset: str = "4bit_nc"
     skip: int | tuple[int, ...] = 2

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import Calibration, Exchange, Format, KVShape, LayerView, Packing, Patch, Store, Structure
+from strategies.base import Calibration, Exchange, Format, KVShape, LayerView, Packing, Patch, Room, Store, Structure
 from strategies.columns import exact_store
 
 
@@ -96,6 +96,9 @@ class LatentStore(Store):
     def swap(self, exchange: Exchange) -> None:
         self.store.swap(exchange)
 
+    def reserve(self, room: Room) -> None:
+        self.store.reserve(room)
+
     def facts(self) -> dict[str, Tensor]:
         return self.store.facts()
 
@@ -145,6 +148,7 @@ class LowRank(Structure):
 
     name: ClassVar[str] = "lowrank"
     unrotated: ClassVar[bool] = True
+    by_token: ClassVar[bool] = True
 
     rank: int
 

@@ -21,6 +21,9 @@ from strategies.evict.snapkv import SnapKV
 from strategies.evict.tova import TOVA
 from strategies.evict.two_phase import TwoPhase
 from strategies.evict.window import Window
+from strategies.paging.dynamic import Dynamic
+from strategies.paging.paged import Paged
+from strategies.paging.static import Static
 from strategies.quant.flexgen import FlexGen4
 from strategies.quant.fp8 import FP8, FP8E5M2
 from strategies.quant.int8 import INT8
@@ -55,6 +58,7 @@ FORMATS = {
     "fp8_tensor": FP8(scale="tensor"),
     "fp8_text": FP8(scale="head", scale_from="text"),
     "fp8_one": FP8(scale="tensor", scale_from="one"),
+    "fp8_head_one": FP8(scale="head", scale_from="one"),
     "fp8_e5m2": FP8E5M2(scale="tensor", scale_from="one"),
     "int8": INT8(),
     "int8_head": INT8(scale="head"),
@@ -69,6 +73,8 @@ FORMATS = {
     **{f"turboquant_{preset}": TurboQuant(preset=preset, skip=()) for preset in PRESETS},
 }
 STRUCTURES = {"lowrank": LowRank(rank=64)}
+PAGINGS = {"static": Static(tokens=512), "dynamic": Dynamic(), "paged": Paged(), "paged_7": Paged(block=7)}
+BY_TOKEN = {name: layer for name, layer in FORMATS.items() if layer.by_token}
 STACKS = [
     Stack("full"),
     *(Stack(name, evict=layer) for name, layer in EVICTIONS.items()),
@@ -80,6 +86,16 @@ STACKS = [
     ),
     *(Stack(name, structure=layer) for name, layer in STRUCTURES.items()),
     *(Stack(f"lowrank+{quant}", structure=STRUCTURES["lowrank"], quant=FORMATS[quant]) for quant in FORMATS),
+    *(Stack(name, paging=layer) for name, layer in PAGINGS.items()),
+    *(Stack(f"paged+{quant}", quant=BY_TOKEN[quant], paging=PAGINGS["paged"]) for quant in BY_TOKEN),
+    *(
+        Stack(f"{paging}+{quant}", quant=FORMATS[quant], paging=PAGINGS[paging])
+        for paging, quant in (("static", "int8"), ("static", "nvfp4"), ("paged_7", "fp8_head"), ("dynamic", "kivi4"))
+    ),
+    Stack("paged_7+lowrank", STRUCTURES["lowrank"], paging=PAGINGS["paged_7"]),
+    Stack("paged+lowrank+int8", STRUCTURES["lowrank"], quant=FORMATS["int8"], paging=PAGINGS["paged"]),
+    Stack("paged+snapkv+fp8", evict=EVICTIONS["snapkv"], quant=FORMATS["fp8"], paging=PAGINGS["paged"]),
+    Stack("static+window", evict=EVICTIONS["window"], paging=PAGINGS["static"]),
     Stack("lowrank+window+kivi4", STRUCTURES["lowrank"], EVICTIONS["window"], FORMATS["kivi4"]),
 ]
 

@@ -9,11 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.types import canonical
+from harness.types import Unsupported, canonical
 from strategies.base import Evict, Format, KVShape, LayerView, Moments, Quant, Stack
+from strategies.columns import exact_store
+from strategies.paging.dynamic import Dynamic
+from strategies.paging.paged import Paged
+from strategies.paging.room import Roomy
+from strategies.paging.static import Static
 from strategies.quant.int8 import INT8
-from tests.contract.layers import EVICTIONS, FORMATS, STACKS, STRUCTURES, fitted
-from tests.strategies.swapping import behave_alike
+from strategies.structure.lowrank import LatentFormat
+from tests.contract.layers import EVICTIONS, FORMATS, PAGINGS, STACKS, STRUCTURES, fitted
+from tests.strategies.swapping import behave_alike, same
 
 HEADS, GROUPS, DIM = 2, 3, 32
 
@@ -153,7 +159,8 @@ def test_a_format_stays_finite_and_near(layer: Quant, scale: float, tokens: int,
             assert float((read[0] - exact).norm()) <= float(exact.norm()) + 1e-5 * exact.numel() ** 0.5
 
 
-META = [stack for stack in STACKS if stack.packs and not stack.evict]
+META = [stack for stack in STACKS if not stack.evict and fitted(stack).formats(1)[0]]
+ROOMY = [stack for stack in META if isinstance(fitted(stack).formats(1)[0], Roomy)]
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 50])
@@ -167,14 +174,97 @@ def test_a_store_whose_tensors_left_and_came_back_is_the_same(stack: Stack, toke
     behave_alike([format.store(*first)], [format.store(*first)], pieces, torch.tensor([2, 0]))
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 50])
+@pytest.mark.parametrize("stack", ROOMY, ids=lambda stack: stack.name)
+def test_a_store_with_room_reads_what_it_would_without_and_weighs_its_room(stack: Stack, tokens: int) -> None:
+    roomy = fitted(stack).formats(1)[0]
+    assert isinstance(roomy, Roomy)
+    facts = [prompt(size, torch.bfloat16, seed) for seed, size in enumerate((tokens, 1, 1, 15, 40))]
+    first, *pieces = [(f.keys.expand(3, -1, -1, -1), f.values.expand(3, -1, -1, -1)) for f in facts]
+    store, twin = roomy.store(*first), (roomy.inner.store if roomy.inner else exact_store)(*first)
+    for more in [None, *pieces]:
+        if more:
+            for mine, theirs in zip(store.append(*more), twin.append(*more), strict=True):
+                assert all(same(a.dense, b.dense) for a, b in zip(mine, theirs, strict=True))
+            tokens += more[0].shape[2]
+        assert all(map(same, store.read(), twin.read()))
+        assert store.nbytes() == 3 * roomy.layer_bytes(tokens, shape(2))
+        if tokens:
+            heaviest = max(store.tensors(), key=torch.numel)
+            assert heaviest.shape[2] == roomy.paging.room(tokens)
+    store.select(torch.tensor([1]))
+    assert store.nbytes() == roomy.layer_bytes(tokens, shape(2))
+
+
+@pytest.mark.parametrize("stack", ROOMY, ids=lambda stack: stack.name)
+def test_what_a_store_with_room_read_is_not_written_into(stack: Stack) -> None:
+    """An engine may keep it as its dense copy, and write there."""
+    format = fitted(stack).formats(1)[0]
+    assert format is not None
+    facts = prompt(20)
+    store = format.store(facts.keys[None], facts.values[None])
+    read = store.read()
+    before = [side.clone() for side in read]
+    for side in read:
+        side.zero_()
+    assert all(map(same, store.read(), before))
+
+
+def test_room_that_is_not_there_is_refused() -> None:
+    facts, static = prompt(40), PAGINGS["static"]
+    format = replace(static, tokens=40).holding(None)  # type: ignore[call-arg]
+    assert format is not None
+    store = format.store(facts.keys[None], facts.values[None])
+    with pytest.raises(Unsupported, match=r"strategy\.paging\.tokens is too small: .* room for 40 .* holds 41"):
+        store.append(facts.keys[None, :, :1], facts.values[None, :, :1])
+    with pytest.raises(Unsupported, match="holds 513"):
+        Stack("s", paging=static).formula_bytes(513, shape(2))
+
+
+def test_only_what_is_packed_token_by_token_can_be_laid_out() -> None:
+    assert Stack("s", quant=FORMATS["kivi4"], paging=PAGINGS["dynamic"]).problems(shape(2)) == []
+    for quant in ("kivi4", "per_layer"):
+        for paging in ("static", "paged"):
+            (problem,) = Stack("s", quant=FORMATS[quant], paging=PAGINGS[paging]).problems(shape(2))
+            assert f"paging/{paging} lays tokens out one by one, and quant/{quant.rstrip('4')} packs" in problem
+
+
+def test_paging_says_in_words_and_numbers_what_it_set_aside() -> None:
+    told = {
+        "static": ([1020, 1020], "holds 1,020 tokens a head in room for 2,000; 49.0 % of the room is unused"),
+        "dynamic": ([1020, 1021], "holds 1,020.5 tokens a head in room that grows with them"),
+        "paged": ([1020, 1020], "holds 1,020 tokens a head in 64 blocks of 16; 0.4 % of the room is unused"),
+        "paged_7": ([7, 8], "holds 7.5 tokens a head in 1.5 blocks of 7; 28.6 % of the room is unused"),
+    }
+    for name, (held, words) in told.items():
+        layer = replace(PAGINGS[name], tokens=2000) if name == "static" else PAGINGS[name]  # type: ignore[call-arg]
+        assert layer.acted(held) == (True, words)
+        for nothing in ([], [0, 0]):
+            assert layer.acted(nothing) == (False, "holds no tokens")
+            assert not any(
+                layer.facts(nothing)[key] for key in ("blocks", "reserved_tokens") if name.startswith("paged")
+            )
+    assert PAGINGS["paged"].facts([16, 17]) == {"reserved_tokens": 24.0, "unused_share": 1 - 33 / 48, "blocks": 1.5}
+    for layer in (Static(tokens=0), Paged(block=0), Dynamic(pool_gib=0.0)):
+        (problem,) = layer.problems(shape(2))
+        assert problem.startswith("strategy.paging.") and problem.endswith(("got 0", "got 0.0"))
+
+
+def on_meta(format: Format | None) -> Format | None:
+    """``format``, with what was learnt where the model lies."""
+    if isinstance(format, Roomy):
+        return replace(format, inner=on_meta(format.inner))
+    if isinstance(format, LatentFormat):
+        moved = {key: getattr(format.subspace, key).to("meta") for key in ("mean", "directions")}
+        return replace(format, subspace=replace(format.subspace, **moved))
+    return format
+
+
 @pytest.mark.parametrize("stack", META, ids=lambda stack: stack.name)
 def test_a_format_works_where_its_data_is(stack: Stack) -> None:
     """On a device without values nothing can be copied to the host or looked at, and nothing made elsewhere can be mixed in."""
-    format = fitted(stack).formats(1)[0]
+    format = on_meta(fitted(stack).formats(1)[0])
     assert format is not None
-    if hasattr(format, "subspace"):  # what was learnt lies where the model lies
-        moved = {key: getattr(format.subspace, key).to("meta") for key in ("mean", "directions")}
-        format = replace(format, subspace=replace(format.subspace, **moved))
     store = format.store(*torch.empty(2, 3, HEADS, 50, DIM, device="meta"))
     for tokens in (1, 1, 40):
         store.append(*torch.empty(2, 3, HEADS, tokens, DIM, device="meta"))
@@ -193,7 +283,7 @@ def test_a_stack_predicts_its_bytes_and_says_when_it_acts(stack: Stack) -> None:
         assert len(acted) == len(stack.layers())
         if tokens == 500:
             assert all(yes for yes, _ in acted.values())
-            if stack.layers():
+            if stack.packs or stack.evict:
                 assert bytes_held < Stack("full").formula_bytes(tokens, facts)
     assert not any(yes for layer, (yes, _) in stack.acted(1, facts).items() if layer.startswith("evict"))
 

@@ -40,7 +40,7 @@ def test_a_store_is_the_plain_algorithm(dim: int, group: int) -> None:
                     for index in range(dim // group):
                         channels = slice(index * group, (index + 1) * group)
                         codes, back = plain_group(exact[at][channels].tolist())
-                        assert bytes(columns.parts[0][0][at][index].tolist()) == codes
+                        assert bytes(columns.held.parts[0][0][at][index].tolist()) == codes
                         torch.testing.assert_close(read[at][channels], torch.tensor(back), rtol=0, atol=1e-5)
 
 

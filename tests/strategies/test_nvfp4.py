@@ -29,7 +29,7 @@ def filled(x: Tensor, four_over_six: bool = False) -> Blocks:
 
 def scales(columns: Blocks) -> Tensor:
     """The e4m3 scales ``[R, H, n, blocks]`` as numbers."""
-    return torch.cat([part[1] for part in columns.parts], dim=2).view(torch.float8_e4m3fn).float()
+    return torch.cat([part[1] for part in columns.held.parts], dim=2).view(torch.float8_e4m3fn).float()
 
 
 variants = pytest.mark.parametrize("four_over_six", [False, True])
@@ -105,8 +105,8 @@ def test_a_store_is_the_plain_algorithm(four_over_six: bool, dim: int) -> None:
             assert float(columns.scale[row]) == pytest.approx(g)
             for at in [(row, 0, 0), (row, 1, 2), (row, 1, 4)]:
                 codes, block_scales, back = plain_token(exact[at].tolist(), float(columns.scale[row]), four_over_six)
-                assert bytes(columns.parts[0][0][at].tolist()) == codes
-                assert bytes(columns.parts[0][1][at].tolist()) == block_scales
+                assert bytes(columns.held.parts[0][0][at].tolist()) == codes
+                assert bytes(columns.held.parts[0][1][at].tolist()) == block_scales
                 torch.testing.assert_close(read[at], torch.tensor(back), rtol=1e-6, atol=0)
 
 
@@ -243,8 +243,8 @@ def test_codes_lie_two_a_byte_the_first_in_the_low_nibble() -> None:
     x = torch.zeros(1, 1, 1, 16)
     x[..., 0], x[..., 1] = 6 * 448, -3 * 448
     columns = filled(x)
-    assert columns.parts[0][0].flatten().tolist() == [0xD7, *[0] * 7]
-    assert unpack(columns.parts[0][0], 4).flatten().tolist()[:2] == [7, 13]
+    assert columns.held.parts[0][0].flatten().tolist() == [0xD7, *[0] * 7]
+    assert unpack(columns.held.parts[0][0], 4).flatten().tolist()[:2] == [7, 13]
 
 
 # --- options ---

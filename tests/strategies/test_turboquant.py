@@ -138,7 +138,7 @@ def test_a_store_is_the_plain_algorithm(preset: str, dim: int) -> None:
     values[0, 0, 0] = torch.linspace(0, 5e-8, dim)  # so narrow that the step is its floor
     held = store(preset, keys, values)
     read_keys, read_values = held.read()
-    key_codes, value_codes = held.keys.parts[0][0], held.values.parts[0][0]
+    key_codes, value_codes = held.keys.held.parts[0][0], held.values.held.parts[0][0]
     bits, value_bits, corrects = PRESETS[preset]
     for at in [(0, 0, 0), (1, 0, 2), (1, 1, 3)]:
         stored, back = plain_key(keys[at].tolist(), bits, corrects)
@@ -178,7 +178,7 @@ def test_a_constant_value_stays_constant_and_a_constant_key_finite(preset: str, 
 def test_a_number_midway_between_two_levels_goes_up() -> None:
     zeros = torch.zeros(1, 1, 1, 8)
     for preset, codes in (("4bit_nc", [8] * 8), ("3bit_nc", [4] * 8)):
-        stored = store(preset, zeros, zeros).keys.parts[0][0]
+        stored = store(preset, zeros, zeros).keys.held.parts[0][0]
         assert bytes(stored.flatten().tolist()) == packed(codes, PRESETS[preset].key_bits)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from strategies.base import Exchange, Format, Patch, Store
+from strategies.base import Exchange, Format, Patch, Room, Store
 
 STATEFUL = ("dynamic", "longrope")  # their angles follow the longest position asked for, and asking would change them
 
@@ -109,6 +109,9 @@ class UnrotatedStore(Store):
 
     def swap(self, exchange: Exchange) -> None:
         self.store.swap(exchange)
+
+    def reserve(self, room: Room) -> None:
+        self.store.reserve(room)
 
     def facts(self) -> dict[str, Tensor]:
         return self.store.facts()
