@@ -68,8 +68,13 @@ def run(
     folder: Path, strategies: Mapping[str, Any], results_dir: str, name: str, *words: str
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """`kvgate run` with every strategy; the verdict, and one row a strategy and sample. Finished samples are kept."""
-    asked = [f"strategy={','.join(slug(one) for one in strategies)}", f"name={name}", f"results_dir={results_dir}"]
-    command = [sys.executable, "-m", "harness.cli", "run", "-m", *asked, *words, "--config-dir", str(folder)]
+    asked = f"strategy={','.join(slug(one) for one in strategies)}"
+    return kvgate(results_dir, name, "-m", asked, *words, "--config-dir", str(folder))
+
+
+def kvgate(results_dir: str, name: str, *words: str) -> tuple[dict[str, Any], pd.DataFrame]:
+    """`kvgate run` with these words; the verdict, and one row a strategy and sample. Finished samples are kept."""
+    command = [sys.executable, "-m", "harness.cli", "run", *words, f"name={name}", f"results_dir={results_dir}"]
     subprocess.run(command, check=True, stdout=sys.stderr)
     _, manifest = manifests.load(str(Path(results_dir) / "runs" / name), Path(results_dir))
     verdict, samples, _ = judge(ResultStore(Path(results_dir)), manifest, report_gate(manifest["gate"], {}))

