@@ -111,8 +111,8 @@ def plot(rows: Mapping[str, Any]) -> bytes:
             panel.set_xlabel("share of tokens kept")
         for panel in axes[:, 0]:
             panel.set_ylabel("score minus full cache")
-        axes[0, 0].legend(frameon=False, loc="lower right", fontsize=8)
-        figure.tight_layout()
+        figure.tight_layout(rect=(0, 0, 1, 0.96))
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), ncols=len(FORMATS), frameon=False, loc="upper right")
 
     return paint(9.0, 6.4, fill)
 

@@ -436,6 +436,10 @@ class Format(ABC):
     def quantized_tokens(self, tokens: int) -> int:
         """How many of ``tokens`` stored tokens have left full precision (keys or values, whichever is more)."""
 
+    def of_heads(self, heads: Tensor) -> Format:
+        """This format for rows that hold a single head each, row i head ``heads[i]`` of the layer."""
+        return self
+
     @abstractmethod
     def store(self, keys: Tensor, values: Tensor) -> Store:
         """Pack the tokens kept of the prompt, ``[R, H, m, d]``; m may be 0, when a prompt comes in chunks."""

@@ -120,11 +120,11 @@ class FrozenColumns(Columns):
     """
 
     def __init__(self, like: Tensor, scale: Tensor, limit: float, frozen: bool) -> None:
-        """``scale`` ``[1, 1 or H, 1, 1]``: what it is at first, and for good if it is ``frozen``."""
+        """``scale`` ``[1 or R, 1 or H, 1, 1]``: what it is at first, and for good if it is ``frozen``."""
         super().__init__(like)
         self.limit = limit * SLACK
         self.frozen = frozen
-        self.scale = scale.to(like.device).repeat(like.shape[0], 1, 1, 1)
+        self.scale = scale.to(like.device).expand(like.shape[0], -1, -1, -1).clone()
         self.clipped = torch.zeros(like.shape[0], dtype=torch.int64, device=like.device)
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -35,6 +35,9 @@ class Roomy(Format):
 
     def quantized_tokens(self, tokens: int) -> int:
         return self.inner.quantized_tokens(tokens) if self.inner else 0
+
+    def of_heads(self, heads: Tensor) -> Format:
+        return replace(self, inner=self.inner.of_heads(heads)) if self.inner else self
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
         store = (self.inner.store if self.inner else exact_store)(keys, values)

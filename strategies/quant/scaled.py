@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -45,7 +45,7 @@ class FrozenCodes(FrozenColumns):
     """Codes ``[R, H, n, d]`` as bytes, under one scale of all tokens, given or taken from the first."""
 
     def __init__(self, format: ScaledFormat, like: Tensor, scale: Tensor | None = None) -> None:
-        """``scale`` ``[1, 1 or H, 1, 1]`` is given where a calibration text told it."""
+        """``scale`` ``[1 or R, 1 or H, 1, 1]`` is given where a calibration text told it."""
         one = torch.ones(1, 1 if format.scale == "tensor" else like.shape[1], 1, 1)
         super().__init__(like, one if scale is None else scale, format.largest, frozen=format.scale_from != "prompt")
         self.format = format
@@ -140,7 +140,7 @@ class ScaledFormat(UniformQuant):
 
 @dataclass(frozen=True, eq=False)
 class Calibrated(Format):
-    """A scaled format whose scales ``[1, H or 1, 1, 1]`` a calibration text gave."""
+    """A scaled format whose scales ``[1 or R, H or 1, 1, 1]`` a calibration text gave."""
 
     origin: ScaledFormat
     key_scale: Tensor
@@ -155,6 +155,12 @@ class Calibrated(Format):
 
     def quantized_tokens(self, tokens: int) -> int:
         return self.origin.quantized_tokens(tokens)
+
+    def of_heads(self, heads: Tensor) -> Format:
+        def picked(scale: Tensor) -> Tensor:
+            return scale if scale.shape[1] == 1 else scale[0, heads.to(scale.device)][:, None]
+
+        return replace(self, key_scale=picked(self.key_scale), value_scale=picked(self.value_scale))
 
     def store(self, keys: Tensor, values: Tensor) -> Store:
         sides = FrozenCodes(self.origin, keys, self.key_scale), FrozenCodes(self.origin, values, self.value_scale)

@@ -30,7 +30,7 @@ from tests.contract.layers import STACKS
 from tests.engines.test_hf import FULL, fitted, open_session, run, sample, tokens
 from tests.s3server import BUCKET
 
-PAIRS = Stack("minicache", MiniCache(), quant=FlexGen4(group=16))
+PAIRS = Stack("minicache", MiniCache(start=0.0), quant=FlexGen4(group=16))
 
 
 @pytest.fixture(scope="module")

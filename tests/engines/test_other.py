@@ -42,7 +42,7 @@ def by_hand(session: HFSession, one: Sample, policy: Evict) -> tuple[int, ...]:
     with torch.inference_mode():
         session.model(torch.tensor([there.context]), past_key_values=cache)
         for layer, view in zip(cache.layers, whole.layers, strict=True):
-            best = policy.importance(view)[:, :context].topk(policy.budget(context), dim=1).indices.sort(dim=1).values
+            best = torch.stack(policy.chosen(policy.importance(view)[:, :context], policy.budget(context)))
             index = best[None, :, :, None].expand(-1, -1, -1, layer.keys.shape[-1])
             layer.keys, layer.values = layer.keys.gather(2, index), layer.values.gather(2, index)
         said: list[int] = []

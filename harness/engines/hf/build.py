@@ -179,6 +179,8 @@ class LayerBuilder:
                 mine, shared[format.partner, slots[0].row] = format.stores((keys, values), partner)
                 return mine
             return shared.pop(here)
+        if slots[0].alone:
+            format = format.of_heads(torch.tensor([slot.head for slot in slots], device=keys.device))
         positions = torch.stack([self._positions(slot) for slot in slots])
         return self._store(format, keys, values, positions, self.prompt.tokens)
 
