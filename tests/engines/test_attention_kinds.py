@@ -28,6 +28,8 @@ from strategies.evict.random import Random
 from strategies.evict.snapkv import SnapKV
 from strategies.evict.two_phase import TwoPhase
 from strategies.evict.window import Window
+from strategies.offload.disk import Disk
+from strategies.prefix.reuse import Reuse
 from strategies.quant.fp8 import FP8
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
@@ -294,6 +296,34 @@ def test_what_looks_at_a_prompt_again_leaves_it_as_it_was(odd: HFSession) -> Non
     assert all(map(torch.equal, before, states_of(prompt.cache)))
     assert not list(states_of(prompt.empty().cache)) and prompt.empty().state_bytes == 0
     assert prompt.state_bytes == sum(state.nbytes for state in before)
+
+
+@pytest.mark.parametrize("compress", ["prompt", "context"])
+def test_tokens_that_are_reused_or_come_back_from_a_tier_answer_as_ever(
+    odd: HFSession, tmp_path: Path, compress: str
+) -> None:
+    away = Disk(path=str(tmp_path))
+    stacks = [
+        FULL,
+        Stack("away", offload=away),
+        Stack("away+fp8", quant=FP8(), offload=away),
+        Stack("reuse", prefix=Reuse(block=8)),
+        Stack("reuse+window", prefix=Reuse(block=8), evict=Window(keep=0.5)),
+    ]
+    shape = odd.about.shape
+    refused = {stack.name for stack in stacks if stack.problems(shape)}
+    assert refused == ({"reuse", "reuse+window"} if shape.linear_layers else set())
+    stacks = [stack for stack in stacks if stack.name not in refused]
+    plain = [Stack(stack.name, evict=stack.evict, quant=stack.quant) for stack in stacks]
+    for _ in range(2):  # the second time there is something to reuse
+        for index in (0, 1):
+            mine, theirs = (run(odd, sample(index), rows, compress) for rows in (stacks, plain))
+            for stack in stacks:
+                assert tokens(mine[stack.name]) == tokens(theirs[stack.name]), stack.name
+                memory = mine[stack.name].memory
+                assert memory is not None and memory.stored_bytes == memory.formula_bytes
+    reused = [mine[name].evidence[0].facts for name in ("reuse",) if name in mine]
+    assert all(facts["hit_tokens"] > 0 for facts in reused)
 
 
 def test_states_of_rows_are_selected_and_joined_in_their_order() -> None:
