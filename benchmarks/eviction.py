@@ -24,10 +24,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the workers of `kvgate run
 
 from benchmarks.runs import MODEL, markdown, percent, presets, record, run
 from harness.engines.base import Row
-from harness.engines.hf.session import HFEngine, HFSession
+from harness.engines.hf.engine import HFEngine
+from harness.engines.hf.session import HFSession
 from harness.stacks import make_stack
 from harness.types import Sample
-from strategies.base import Stack
+from strategies.stack import Stack
 from tasks.corpus import prose
 
 EVICT = "strategies.evict"

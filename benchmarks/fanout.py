@@ -22,9 +22,9 @@ import torch
 
 from benchmarks.runs import MODEL, record
 from harness.engines.base import Row
-from harness.engines.hf.session import HFEngine, HFSession
+from harness.engines.hf.engine import HFEngine
+from harness.engines.hf.session import HFSession
 from harness.types import Sample
-from strategies.base import Stack
 from strategies.evict.keydiff import KeyDiff
 from strategies.evict.random import Random
 from strategies.evict.snapkv import SnapKV
@@ -32,6 +32,7 @@ from strategies.evict.window import Window
 from strategies.quant.fp8 import FP8
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
+from strategies.stack import Stack
 from tasks.corpus import prose
 
 FULL = Stack("full")

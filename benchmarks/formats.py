@@ -29,10 +29,11 @@ from harness.calibration import text_of
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import feed
+from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.prefill import prefill
-from harness.engines.hf.session import HFEngine, HFSession
+from harness.engines.hf.session import HFSession
 from harness.stacks import make_stack
-from strategies.base import Stack
+from strategies.stack import Stack
 from tasks.corpus import prose
 
 QUANT = "strategies.quant"

@@ -19,7 +19,7 @@ from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
 from harness.types import BadInput, Gate, Sample, State, Unsupported, canonical, digest, strangers
-from strategies.base import Stack
+from strategies.stack import Stack
 from tasks.base import Task
 
 BASELINE = "full"

@@ -7,7 +7,8 @@ from typing import Any
 
 from harness.make import make
 from harness.types import BadInput
-from strategies.base import SLOTS, Layer, Stack
+from strategies.base import SLOTS, Layer
+from strategies.stack import Stack
 
 
 def make_stack(name: str, config: Any, field: str = "strategy") -> Stack:

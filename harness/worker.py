@@ -21,7 +21,7 @@ from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
 from harness.types import BadInput, Record, Sample, State, Unsupported
-from strategies.base import Stack
+from strategies.stack import Stack
 from tasks.base import Task
 
 PATIENCE = 3  # samples in a row that may fail in every row before the unit is given up

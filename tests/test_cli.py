@@ -40,7 +40,33 @@ REFUSED = {
     "margin over 1": (["strategy=fp8", "gate.margin=1.5"], "gate.margin must be in (0, 1], got 1.5"),
     "alpha": (["strategy=fp8", "gate.alpha=0.9"], "gate.alpha must be in (0, 0.5), got 0.9"),
     "looks": (["strategy=fp8", "gate.looks=0"], "gate.looks must be a whole number of 1 or more, got 0"),
-    "compress": (["strategy=fp8", "compress=both"], "compress must be prompt or context, got 'both'"),
+    "compress": (["strategy=fp8", "compress=both"], "compress must be prompt, context or other, got 'both'"),
+    "no other question": (["strategy=fp8", "compress=other"], "compress=other needs samples", "needle_single"),
+    "start": (["strategy=paged", "start=hot"], "start must be one of cold, warm, restarted, got 'hot'"),
+    "nothing to warm": (
+        ["strategy=fp8", "start=warm"],
+        "start=warm needs a strategy with a layer in slot prefix",
+        "fp8",
+    ),
+    "nothing to find": (
+        ["strategy=paged", "start=restarted"],
+        "needs a strategy with a layer in slot offload",
+        "paged",
+    ),
+    "no place to go to": (["strategy=fp8", "strategy/offload=disk"], "strategy.offload.path must be a folder", "null"),
+    "a place that is no folder": (
+        ["strategy=fp8", "strategy/offload=disk", "strategy.offload.path=/proc/kv"],
+        "strategy.offload.path must be a folder that can be written to, got /proc/kv",
+    ),
+    "paging what is packed together": (
+        ["strategy=kivi2", "strategy/paging=paged"],
+        "strategy.paging: paging/paged lays tokens out one by one",
+        "quant/kivi packs several together",
+    ),
+    "reusing what must be counted": (
+        ["strategy=h2o", "strategy/prefix=reuse"],
+        "strategy.prefix: evict/h2o asks for the mass of all queries",
+    ),
     "gating task of another run": (
         ["strategy=fp8", "gate.tasks=[ruler]"],
         "gate.tasks must name tasks of this run",
@@ -406,3 +432,47 @@ def test_a_layer_that_raises_is_a_failed_record_with_its_words(
     assert spared["left_out"] == 0 and spared["n"] == 3
     records = ResultStore(kvgate.results).cell(cell["address"]).read()[0].values()
     assert {record.error for record in records} == {"KeyError: 'no such thing'"}
+
+
+def test_a_prompt_that_was_asked_before_is_reused_but_for_its_end(kvgate: Kvgate) -> None:
+    """Cold, samples share the words that all of them begin with, and the first has nothing to share."""
+    shares = {}
+    for start, mode in (("cold", "prompt"), ("warm", "prompt warm")):
+        said = kvgate.run("strategy=prefix_reuse", f"start={start}", "gate.margin=0.3", f"name={start}")
+        assert said.code == 0, said.err
+        (cell,) = json.loads((kvgate.results / "runs" / start / "verdict.json").read_text())["cells"]
+        (one,) = cell["evidence"]
+        assert cell["mode"] == mode and one["layer"] == "prefix/reuse"
+        shares[start] = one["facts"]["hit_tokens"] / one["facts"]["prompt_tokens"]
+        assert one["acted"] == (start == "warm")
+        assert cell["gained"] == cell["lost"] == 0
+    assert 0 < shares["cold"] < 0.5 < 0.9 < shares["warm"] < 1
+
+
+def test_what_one_run_has_stored_the_next_one_finds_wherever_the_folder_lies(kvgate: Kvgate, tmp_path: Path) -> None:
+    """Two commands, so two processes of workers; the folder moves in between, and the cells of the first run stay its own."""
+    words = ["strategy=fp8", "strategy/offload=disk", "strategy.offload.persist=true", "gate.margin=0.3", "n=2"]
+    first = kvgate.run(*words, f"strategy.offload.path={tmp_path / 'kv'}", "name=first")
+    assert first.code == 0, first.err
+    (tmp_path / "kv").rename(tmp_path / "moved")
+    again = kvgate.run(*words, f"strategy.offload.path={tmp_path / 'moved'}", "start=restarted", "name=again")
+    assert again.code == 0, again.err
+    (one, two) = (json.loads((kvgate.results / "runs" / name / "run.json").read_text()) for name in ("first", "again"))
+    addresses = [{c["role"]: c["address"] for c in run["groups"][0]["cells"]} for run in (one, two)]
+    assert addresses[0]["baseline"] == addresses[1]["baseline"]  # nothing of it was computed twice
+    assert addresses[0]["candidate"] != addresses[1]["candidate"]
+    verdict = json.loads((kvgate.results / "runs" / "again" / "verdict.json").read_text())
+    found = next(e for e in verdict["cells"][0]["evidence"] if e["layer"] == "offload/disk")
+    assert found["acted"] and found["facts"]["bytes_in"] > 0 == found["facts"]["bytes_out"]
+
+
+def test_a_folder_is_no_part_of_a_cell(kvgate: Kvgate, tmp_path: Path) -> None:
+    words = ["strategy=fp8", "strategy/offload=disk", "gate.margin=0.3", "n=2"]
+    for name in ("one", "two"):
+        said = kvgate.run(*words, f"strategy.offload.path={tmp_path / name}", f"name={name}")
+        assert said.code == 0, said.err
+    cells = [json.loads((kvgate.results / "runs" / name / "run.json").read_text())["groups"] for name in ("one", "two")]
+    assert [c["address"] for c in cells[0][0]["cells"]] == [c["address"] for c in cells[1][0]["cells"]]
+    assert not (tmp_path / "two").exists() or not list(
+        (tmp_path / "two").rglob("*.kv")
+    )  # the second run had all it needed

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from harness.types import Evidence, Fault, Memory, Response, Sample
-from strategies.base import KVShape, Layer, Stack
+from strategies.base import KVShape, Layer
+from strategies.stack import Stack
 from tasks.base import Tokenizer
 
 Compress = Literal["prompt", "context", "other"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from strategies.base import Calibration, LayerView, Stack
+from strategies.base import Calibration, LayerView
 from strategies.evict.adakv import AdaKV
 from strategies.evict.delayed import Delayed
 from strategies.evict.expected_attention import ExpectedAttention
@@ -31,6 +31,7 @@ from strategies.quant.kivi import KIVI
 from strategies.quant.nvfp4 import NVFP4
 from strategies.quant.per_layer import PerLayer
 from strategies.quant.turboquant import PRESETS, TurboQuant
+from strategies.stack import Stack
 from strategies.structure.lowrank import LowRank
 
 EVICTIONS = {

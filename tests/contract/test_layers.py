@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.types import Unsupported, canonical
-from strategies.base import Evict, Format, KVShape, LayerView, Moments, Quant, Stack
+from strategies.base import Evict, Format, KVShape, LayerView, Moments, Quant
 from strategies.columns import exact_store
 from strategies.paging.dynamic import Dynamic
 from strategies.paging.paged import Paged
 from strategies.paging.room import Roomy
 from strategies.paging.static import Static
 from strategies.quant.int8 import INT8
+from strategies.stack import Stack
 from strategies.structure.lowrank import LatentFormat
 from tests.contract.layers import EVICTIONS, FORMATS, PAGINGS, STACKS, STRUCTURES, fitted
 from tests.strategies.swapping import behave_alike, same

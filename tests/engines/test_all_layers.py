@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from harness.engines.base import Answer, Row
-from harness.engines.hf.session import HFEngine, HFSession
+from harness.engines.hf.engine import HFEngine
+from harness.engines.hf.session import HFSession
 from harness.types import Sample
-from strategies.base import SLOTS, KVShape, Layer, Offload, Stack
+from strategies.base import SLOTS, KVShape, Layer, Offload
 from strategies.evict.quest import Quest
 from strategies.offload.disk import Disk
 from strategies.offload.tiered import Tiered
@@ -22,6 +23,7 @@ from strategies.paging.paged import Paged
 from strategies.paging.static import Static
 from strategies.prefix.reuse import Reuse
 from strategies.quant.hf_cache import HFHQQ
+from strategies.stack import Stack
 from strategies.structure.minicache import MiniCache
 from tests.contract.layers import EVICTIONS, FORMATS, STRUCTURES
 from tests.engines.test_hf import FULL, fitted, open_session, sample, tokens

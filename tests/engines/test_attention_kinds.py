@@ -15,11 +15,12 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from harness.engines.hf import states
 from harness.engines.hf.attention import attention
+from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.joint import JointCache
 from harness.engines.hf.prefill import prefill, reread
-from harness.engines.hf.session import HFEngine, HFSession
+from harness.engines.hf.session import HFSession
 from harness.types import BadInput
-from strategies.base import Evict, KVShape, Layer, LayerView, Stack, UniformQuant
+from strategies.base import Evict, KVShape, Layer, LayerView, UniformQuant
 from strategies.evict.hybrid import Hybrid
 from strategies.evict.keydiff import KeyDiff
 from strategies.evict.oracle import Oracle
@@ -33,6 +34,7 @@ from strategies.prefix.reuse import Reuse
 from strategies.quant.fp8 import FP8
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
+from strategies.stack import Stack
 from strategies.structure.minicache import MiniCache
 from tests.contract.layers import EVICTIONS, FORMATS, STACKS, STRUCTURES
 from tests.engines.test_hf import FULL, fitted, generated, open_session, plain_decode, run, sample, tokens

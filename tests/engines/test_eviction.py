@@ -17,12 +17,13 @@ from harness.engines.base import Answer, Row
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import RowState, decode, feed
+from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.joint import Bucket, JointCache
 from harness.engines.hf.live import EvictingBucket
 from harness.engines.hf.prefill import Prefilled, prefill
-from harness.engines.hf.session import HFEngine, HFSession
+from harness.engines.hf.session import HFSession
 from harness.types import Sample
-from strategies.base import Evict, LayerView, Stack
+from strategies.base import Evict, LayerView
 from strategies.evict.adakv import AdaKV
 from strategies.evict.expected_attention import ExpectedAttention
 from strategies.evict.h2o import H2O
@@ -39,6 +40,7 @@ from strategies.evict.window import Window
 from strategies.quant.fp8 import FP8
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
+from strategies.stack import Stack
 from strategies.structure.lowrank import LowRank
 from strategies.structure.minicache import MiniCache
 from tests.engines.test_hf import FULL, fitted, open_session, run, sample, tokens

@@ -13,7 +13,7 @@ from harness.engines.hf.build import build
 from harness.engines.hf.decode import feed
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.session import HFSession
-from strategies.base import Stack
+from strategies.stack import Stack
 from tests.contract.layers import STACKS
 from tests.engines.test_hf import FULL, fitted, open_session, run, sample, tokens
 

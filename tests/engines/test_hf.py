@@ -15,17 +15,18 @@ from transformers.cache_utils import DynamicLayer
 
 from harness.engines.base import Answer, Row
 from harness.engines.hf.attention import DECODE, PREFILL, attention, decode_attention, prefill_attention
+from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.prefill import prefill
-from harness.engines.hf.session import HFEngine, HFSession
+from harness.engines.hf.session import HFSession
 from harness.engines.hf.tokenizer import PromptTokenizer
 from harness.types import BadInput, Sample, Unsupported
-from strategies.base import Stack
 from strategies.evict.keydiff import KeyDiff
 from strategies.evict.window import Window
 from strategies.quant.fp8 import FP8
 from strategies.quant.hf_cache import HFHQQ, HFQuanto
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
+from strategies.stack import Stack
 from tests.conftest import tiny_tokenizer
 from tests.contract.layers import STACKS
 

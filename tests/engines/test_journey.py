@@ -17,7 +17,7 @@ from harness.engines.hf.journey import Depot, Journey
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.session import HFSession
 from harness.types import Evidence, Sample
-from strategies.base import Lost, Offload, Stack, Tier
+from strategies.base import Lost, Offload, Tier
 from strategies.evict.window import Window
 from strategies.offload.disk import Disk
 from strategies.offload.host import Host
@@ -25,6 +25,7 @@ from strategies.offload.s3 import S3
 from strategies.prefix.reuse import Reuse
 from strategies.quant.flexgen import FlexGen4
 from strategies.quant.fp8 import FP8
+from strategies.stack import Stack
 from strategies.structure.minicache import MiniCache
 from tests.contract.layers import STACKS
 from tests.engines.test_hf import FULL, fitted, open_session, run, sample, tokens

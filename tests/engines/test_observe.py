@@ -17,7 +17,7 @@ from harness.engines.hf.attention import attention
 from harness.engines.hf.prefill import Prefilled, prefill, reread
 from harness.engines.hf.session import HFSession
 from harness.types import Sample
-from strategies.base import Evict, Stack
+from strategies.base import Evict
 from strategies.evict.delayed import Delayed
 from strategies.evict.expected_attention import ExpectedAttention
 from strategies.evict.h2o import H2O
@@ -25,6 +25,7 @@ from strategies.evict.hybrid import Hybrid
 from strategies.evict.kvzip import KVzip
 from strategies.evict.oracle import Oracle
 from strategies.evict.two_phase import TwoPhase
+from strategies.stack import Stack
 from tests.engines.test_hf import FULL, generated, open_session, run, sample, tokens
 
 KV_HEADS = 2  # of every tiny model

@@ -13,11 +13,12 @@ from transformers import DynamicCache
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.session import HFSession
 from harness.types import Sample
-from strategies.base import Evict, Stack
+from strategies.base import Evict
 from strategies.evict.h2o import H2O
 from strategies.evict.keydiff import KeyDiff
 from strategies.evict.snapkv import SnapKV
 from strategies.quant.fp8 import FP8
+from strategies.stack import Stack
 from tests.contract.layers import STACKS
 from tests.engines.test_hf import FULL, generated, open_session, run, sample, tokens
 

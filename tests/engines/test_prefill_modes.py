@@ -12,12 +12,14 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from harness.engines.base import Row
-from harness.engines.hf.session import HFEngine, HFSession
-from strategies.base import Format, Stack
+from harness.engines.hf.engine import HFEngine
+from harness.engines.hf.session import HFSession
+from strategies.base import Format
 from strategies.evict.keydiff import KeyDiff
 from strategies.quant.fp8 import FP8
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
+from strategies.stack import Stack
 from strategies.structure.lowrank import LowRank
 from tests.contract.layers import STACKS
 from tests.engines.test_hf import FULL, fitted, open_session, run, sample, tokens

@@ -10,17 +10,19 @@ import pytest
 import torch
 
 from harness.engines.base import Answer, Row
+from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.reuse import PrefixCache
-from harness.engines.hf.session import HFEngine, HFSession
+from harness.engines.hf.session import HFSession
 from harness.types import Sample
-from strategies.base import KVShape, Prefix, Stack
+from strategies.base import KVShape, Prefix
 from strategies.evict.expected_attention import ExpectedAttention
 from strategies.evict.h2o import H2O
 from strategies.evict.snapkv import SnapKV
 from strategies.evict.window import Window
 from strategies.prefix.reuse import Reuse
 from strategies.quant.fp8 import FP8
+from strategies.stack import Stack
 from tests.engines.test_hf import FULL, open_session, run, sample, tokens
 
 BLOCK = 16

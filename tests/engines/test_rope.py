@@ -12,10 +12,10 @@ import torch
 from harness.engines.hf.build import build
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.rope import UnrotatedStore, ropes_of
-from strategies.base import Stack
 from strategies.evict.window import Window
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
+from strategies.stack import Stack
 from strategies.structure.lowrank import LowRank
 from tests.engines.test_hf import FULL, fitted, open_session, run, sample, tokens
 from tests.strategies.swapping import behave_alike

@@ -12,11 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.base import KVShape, Stack
+from strategies.base import KVShape
 from strategies.quant.fp8 import FP8, FP8E5M2
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
 from strategies.quant.packing import pack, unpack
+from strategies.stack import Stack
 
 
 def shape(dim: int, element_bytes: int, layers: int = 1, heads: int = 1) -> KVShape:

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.base import KVShape, Stack
+from strategies.base import KVShape
 from strategies.quant import hf_cache
 from strategies.quant.hf_cache import HFHQQ, HFCache, HFQuanto
 from strategies.quant.kivi import KIVI
+from strategies.stack import Stack
 from tests.strategies.swapping import behave_alike
 
 pytest.importorskip("optimum.quanto")

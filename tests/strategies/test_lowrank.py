@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strategies.base import KVShape, Stack
+from strategies.base import KVShape
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
+from strategies.stack import Stack
 from strategies.structure.lowrank import LowRank, Subspace
 from tests.contract.layers import fitted, text
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies.base import Format, KVShape, Stack, Store
+from strategies.base import Format, KVShape, Store
 from strategies.quant.flexgen import FlexGen4
 from strategies.quant.int8 import INT8
 from strategies.quant.kivi import KIVI
+from strategies.stack import Stack
 from strategies.structure.minicache import MiniCache, PairFormat, angle, slerp, unit
 from tests.contract.layers import FORMATS, fitted, text
 from tests.strategies.plain import half

@@ -17,13 +17,14 @@ import pytest
 import torch
 
 from harness.types import canonical
-from strategies.base import KVShape, Lost, Moved, Offload, Stack, Tier
+from strategies.base import KVShape, Lost, Moved, Offload, Tier
 from strategies.offload import disk, host
 from strategies.offload.bounded import GIB
 from strategies.offload.disk import Disk
 from strategies.offload.host import ABSENT, Host
 from strategies.offload.s3 import S3
 from strategies.offload.tiered import Chain, Tiered
+from strategies.stack import Stack
 from tests.s3server import BUCKET, KEYS, Server, serving
 
 SHAPE = KVShape(layers=2, kv_heads=2, query_heads=4, head_dim=32, element_bytes=4)

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.base import Calibration, KVShape, LayerView, Stack
+from strategies.base import Calibration, KVShape, LayerView
 from strategies.quant.kivi import Grouped, decode, encode
 from strategies.quant.per_layer import PAIRS, PerLayer, cheapest, pair_errors
+from strategies.stack import Stack
 
 HEADS, GROUPED, DIM = 2, 3, 32
 

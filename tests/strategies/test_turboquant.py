@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.base import Stack, Store
+from strategies.base import Store
 from strategies.quant.lloydmax import lloyd_max
 from strategies.quant.packing import pack, unpack
 from strategies.quant.turboquant import PRESETS, RotatedKeys, TurboQuant, hadamard
+from strategies.stack import Stack
 from tests.strategies.growing import grown, shape
 from tests.strategies.plain import E4M3, half, nearest, packed
 

@@ -17,7 +17,8 @@ from harness.engines.hf.prefill import Prefilled
 from harness.engines.hf.rope import Rope, UnrotatedStore
 from harness.engines.hf.trail import Trail, Watch
 from harness.types import Unsupported
-from strategies.base import Evict, Format, LayerView, SharedFormat, Stack, Store
+from strategies.base import Evict, Format, LayerView, SharedFormat, Store
+from strategies.stack import Stack
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,172 @@
+"""The reference engine on transformers: what it serves, what a model is to it, and how one is opened."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from harness.engines.base import Engine, ModelFacts, Prefill, Support
+from harness.engines.hf import fetch
+from harness.engines.hf.kinds import shape_of
+from harness.engines.hf.session import HFSession
+from harness.engines.hf.tokenizer import PromptTokenizer
+from harness.types import BadInput, digest
+from strategies.base import KVShape, Layer
+from strategies.stack import Stack
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ACTS = {  # what this engine does with the layers of a slot
+    "paging": "sets room aside in the stores that tokens are packed into",
+    "prefix": "computes only the tokens that no earlier prompt began with",
+    "structure": "acts on the real cache; memory is freed",
+    "evict": "acts on the real cache; memory is freed",
+    "quant": "acts on the real cache; memory is freed",
+    "offload": "sends stored tokens to the tier and fetches them layer by layer",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HFEngine(Engine):
+    """The reference engine on transformers: shows what a method does to quality and to bytes, on any device.
+
+    Args:
+        prefill_chunk: tokens fed at once; bounds the memory of long prompts. With an exact prefill it changes no result beyond
+            rounding; with a chunked one it is the chunk that reads the stored past.
+        threads: CPU threads; 0 leaves torch's own choice.
+    """
+
+    name: ClassVar[str] = "hf"
+    version: ClassVar[int] = 3
+
+    prefill_chunk: int = 1024
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prefill_chunk < 1:
+            raise ValueError(f"engine.prefill_chunk must be 1 or more, got {self.prefill_chunk}")
+        if self.threads < 0:
+            raise ValueError(f"engine.threads must be 0 or more, got {self.threads}")
+
+    def supports(self, layer: Layer) -> Support:
+        speed = "; simulated: its numbers are the hardware's, no speed is" if layer.simulated else ""
+        return Support(True, f"{ACTS[layer.slot]}{speed}")
+
+    def prefills(self, stack: Stack, prefill: Prefill, shape: KVShape) -> Support:
+        if prefill == "exact" or not stack.packs:
+            return Support(True, "the prompt is computed exactly, then compressed")
+        if stack.prefix:
+            return Support(
+                False, f"prefix/{stack.prefix.name} keeps exact blocks, and a chunked prefill reads packed ones"
+            )
+        if stack.evict:
+            return Support(False, "an eviction ranks exact keys, and a chunked prefill of a packed cache has none")
+        if stack.structure and not stack.structure.by_chunk:
+            return Support(False, f"structure/{stack.structure.name} works on a whole prompt")
+        if any(shape.windows):
+            return Support(False, "a packed layer with a sliding window cannot drop the tokens that leave it")
+        return Support(True, "each chunk is packed, and read back by the next")
+
+    def load_key(self, stack: Stack) -> str:
+        return "hf"  # every stack shares one load and one prefill
+
+    def spec(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "version": self.version,
+            "prefill_chunk": self.prefill_chunk,
+            "attention": "sdpa",
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "device": device_kind(),
+        }
+
+    def describe(self, model: Mapping[str, Any]) -> ModelFacts:
+        folder = fetch.locate(model)
+        trust = bool(model.get("trust_remote_code", False))
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"model.path: {folder} does not load: {error}") from error
+        dtype = resolved_dtype(model)
+        shape = shape_of(config.get_text_config(), dtype)
+        max_tokens = int(config.get_text_config().max_position_embeddings)
+        prompts = PromptTokenizer(tokenizer, max_tokens, _stop_ids(folder, config, tokenizer))
+        name = str(model["name"])
+        path = model.get("path")
+        hub_id = path if path and not Path(str(path)).expanduser().is_dir() else None
+        identity = {
+            "id": hub_id or ("local" if path else name),
+            "revision": model.get("revision"),
+            "config": _config_digest(config),
+            "stop_ids": sorted(prompts.stop_ids),
+            "weights": fetch.weights_sha(folder),
+            "tokenizer": fetch.tokenizer_sha(folder),
+            "chat_template": prompts.template_hash,
+            "dtype": str(dtype).removeprefix("torch."),
+        }
+        deploy = model.get("deploy_dtype", "bfloat16")
+        if deploy not in DTYPES:
+            raise BadInput(f"model.deploy_dtype must be one of {', '.join(DTYPES)}, got {deploy!r}")
+        display = str(hub_id or (folder.name if path else name))
+        return ModelFacts(shape, DTYPES[deploy].itemsize, deploy, max_tokens, display, identity, prompts)
+
+    @contextmanager
+    def open(self, model: Mapping[str, Any]) -> Iterator[HFSession]:
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        facts = self.describe(model)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            fetch.locate(model),
+            dtype=resolved_dtype(model),
+            device_map=model.get("device_map", "auto") if device_kind() != "cpu" else None,
+            attn_implementation="sdpa",
+            trust_remote_code=bool(model.get("trust_remote_code", False)),
+        ).eval()
+        session = HFSession(loaded, facts, self.spec())
+        try:
+            yield session
+        finally:
+            session.close()
+            del loaded, session
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def device_kind() -> str:
+    """The kind of device that results are valid for: ``cpu``, or the accelerator's name."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def resolved_dtype(model: Mapping[str, Any]) -> torch.dtype:
+    """``model.dtype``; ``auto`` is float32 on a CPU, where bfloat16 is many times slower, and bfloat16 on a GPU."""
+    name = model.get("dtype", "auto")
+    if name == "auto":
+        name = "float32" if device_kind() == "cpu" else "bfloat16"
+    if name not in DTYPES:
+        raise BadInput(f"model.dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+def _config_digest(config: Any) -> str:
+    """All of a model's configuration that decides results: not where it came from, nor which library wrote it."""
+    facts = json.loads(config.to_json_string(use_diff=False))
+    return digest({key: value for key, value in facts.items() if key not in ("_name_or_path", "transformers_version")})
+
+
+def _stop_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
+    ids = config.eos_token_id
+    if (folder / "generation_config.json").is_file():
+        ids = GenerationConfig.from_pretrained(folder).eos_token_id or ids
+    ids = tokenizer.eos_token_id if ids is None else ids
+    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
