@@ -18,7 +18,11 @@ class PrefixCache:
     """The blocks that one prefix layer keeps. Where they lie is its index's business; this holds what lies there."""
 
     def __init__(self, layer: Prefix) -> None:
-        self.index = layer.index()
+        self.layer = layer
+        self._clear()
+
+    def _clear(self) -> None:
+        self.index = self.layer.index()
         self.blocks: dict[int, Block] = {}  # by the index's number
 
     def prefill(
@@ -37,9 +41,12 @@ class PrefixCache:
         """
         reused = self.index.take(token_ids, most=max(0, len(token_ids) - max(1, query_window)))
         past = [self.blocks[number] for number in reused.blocks[: reused.hit_tokens // self.index.block]]
-        prompt = prefill(
-            model, token_ids, query_window=query_window, chunk=chunk, seed=seed, needs=needs, past=joined(past)
-        )
+        known = {"query_window": query_window, "chunk": chunk, "seed": seed, "needs": needs, "past": joined(past)}
+        try:
+            prompt = prefill(model, token_ids, **known)
+        except BaseException:
+            self._clear()  # places were given to blocks that will never be there
+            raise
         self._keep(prompt, reused)
         return prompt
 
