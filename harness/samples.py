@@ -14,7 +14,7 @@ import pandas as pd
 
 from harness.types import BadInput, Sample, digest
 
-_JSON = ("answers", "stop", "instructions", "meta")
+_JSON = ("answers", "stop", "instructions", "meta", "turns")
 
 
 def save(samples: list[Sample], path: Path) -> None:
@@ -43,6 +43,7 @@ def load(path: Path, n: int | None = None) -> list[Sample]:
 def _sample(row: Mapping[Hashable, Any]) -> Sample:
     facts = {str(key): json.loads(value) if key in _JSON else value for key, value in row.items()}
     facts.update({key: tuple(value) for key, value in facts.items() if isinstance(value, list)})
+    facts["turns"] = tuple(map(tuple, facts.get("turns", ())))
     return Sample(**facts)
 
 

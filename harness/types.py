@@ -53,6 +53,7 @@ class Sample:
     """One question about one context.
 
     ``context`` and ``question`` stay apart so that a cache can be compressed before the question is known.
+    A conversation is a sample for each turn, with the turns before it as ``turns``.
     ``answer_prefix`` is the text with which the model's answer is begun (it is part of the prompt).
     """
 
@@ -68,14 +69,17 @@ class Sample:
     meta: Mapping[str, Any] = field(default_factory=dict)  # facts for reports: prompt_tokens, depth, ...
     instructions: tuple[str, ...] = ()  # parts of context or question that tell what to do; evictions may protect them
     other: str = ""  # another question about the context, for which a reused cache may have been compressed
+    turns: tuple[tuple[str, str], ...] = ()  # asked and answered before: the first of them follows the context
+    system: str = ""  # what the system said first
 
     @property
     def hash(self) -> str:
         """Digest of all that the model sees and is judged by; two records pair only if it is equal."""
         facts = asdict(self)
         facts.pop("meta")
-        if not self.other:
-            facts.pop("other")  # so that samples of tasks without it keep their hash
+        for name in ("other", "turns", "system"):  # samples without them keep the hash they had before there were such
+            if not facts[name]:
+                facts.pop(name)
         return digest(facts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from harness.types import BadInput, Sample, digest
 
+CUT = "\ue000end of context\ue000"  # stands where a prompt is cut while it is rendered; no text holds it
 TODAY = datetime(2026, 1, 1, tzinfo=UTC)  # for templates that print the date: a prompt must be the same tomorrow
 
 
@@ -71,11 +73,20 @@ class PromptTokenizer:
         return len(prompt.context) + (len(prompt.rest) if compress == "prompt" else 0)
 
     def _render(self, sample: Sample) -> tuple[str, str]:
-        user = "\n\n".join(part for part in (sample.context, sample.question) if part)
-        if not self._tokenizer.chat_template:
-            return sample.context, user[len(sample.context) :] + "\n" + sample.answer_prefix
-        messages = [{"role": "user", "content": user}]
-        text = str(
+        """The text of the two pieces: up to the end of the context, and all that follows."""
+        whole = self._templated(sample) if self._tokenizer.chat_template else _plain(sample)
+        if whole.count(CUT) != 1:
+            raise BadInput(
+                "model: its chat template does not carry the user's text verbatim, so prompts cannot be split"
+            )
+        head, tail = whole.split(CUT)
+        return head, tail + sample.answer_prefix
+
+    def _templated(self, sample: Sample) -> str:
+        messages = [{"role": "system", "content": sample.system}] if sample.system else []
+        for role, text in _said(sample):
+            messages.append({"role": role, "content": text})
+        return str(
             self._tokenizer.apply_chat_template(
                 messages,
                 tokenize=False,
@@ -84,10 +95,18 @@ class PromptTokenizer:
                 strftime_now=TODAY.strftime,
             )
         )
-        at = text.rfind(sample.context.strip())
-        if at < 0:
-            raise BadInput(
-                "model: its chat template does not carry the user's text verbatim, so prompts cannot be split"
-            )
-        cut = at + len(sample.context.strip())
-        return text[:cut], text[cut:] + sample.answer_prefix
+
+
+def _said(sample: Sample) -> Iterator[tuple[str, str]]:
+    """Role and text of every message: the context with the first question, and the answers and questions that follow."""
+    first, *later = (*(question for question, _ in sample.turns), sample.question)
+    yield "user", sample.context + CUT + ("\n\n" if sample.context and first else "") + first
+    for (_, answer), question in zip(sample.turns, later, strict=True):
+        yield "assistant", answer
+        yield "user", question
+
+
+def _plain(sample: Sample) -> str:
+    """The messages one under another, for models without a chat template."""
+    system = sample.system + "\n\n" if sample.system else ""
+    return system + "".join(text + ("\n" if role == "user" else "\n\n") for role, text in _said(sample))
