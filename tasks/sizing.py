@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, islice
+from typing import TypeVar
 
 from harness.types import Sample, digest
 from tasks import checks
@@ -15,6 +17,8 @@ from tasks.base import Task, Tokenizer
 
 Draft = Callable[[int], Sample]
 """A sample in which all is drawn but its size: number of filler units (words, lines) -> sample."""
+
+T = TypeVar("T")
 
 
 def largest(cost: Callable[[int], int], limit: int) -> int:
@@ -81,6 +85,25 @@ def insert(pieces: Sequence[str], inserts: Iterable[tuple[float, str]]) -> list[
     return result
 
 
+def first_of(source: Iterator[T]) -> Callable[[int], list[T]]:
+    """The first ``count`` items of ``source``, or all it has; each is drawn when first needed and stays the same.
+
+    A source without end must be the last thing in a draft that draws from its generator: when it does depends on counts.
+    """
+    seen: list[T] = []
+
+    def first(count: int) -> list[T]:
+        seen.extend(islice(source, max(count - len(seen), 0)))
+        return seen[:count]
+
+    return first
+
+
+def shuffled(items: Sequence[T], key: int) -> list[T]:
+    """``items`` in an order that ``key`` and their number decide, so that a draft may be built again."""
+    return random.Random(key).sample(items, len(items))
+
+
 def depth_level(turn: int, levels: int) -> float:
     """Depth in [0, 1] of the ``turn``-th sample of a length: ``levels`` even steps from start to end, then over again.
 
@@ -116,7 +139,7 @@ class SizedTask(Task):
     def samples(self, tokenizer: Tokenizer, n: int, seed: int) -> list[Sample]:
         if found := self.problems(tokenizer):
             raise ValueError("\n".join(found))
-        family = f"{self.name}-{digest({'options': asdict(self), 'seed': seed}, 8)}"
+        family = f"{self.name}-{digest({'options': self.spec()['options'], 'seed': seed}, 8)}"
         return [
             replace(
                 fill(self.draft(tokenizer, seed, index), tokenizer, self.length(index), "task.lengths"),
@@ -138,8 +161,8 @@ class SizedTask(Task):
             found += checks.whole(field, length)
         if found:
             return found
-        least = tokens(self.draft(tokenizer, 0, 0)(0), tokenizer)
-        for length in self.lengths:
+        for index, length in enumerate(self.lengths):
+            least = tokens(self.draft(tokenizer, 0, index)(0), tokenizer)
             if length > tokenizer.max_tokens:
                 found.append(f"{field} must be at most {tokenizer.max_tokens}, the model's longest, got {length}")
             if length < least:

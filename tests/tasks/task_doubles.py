@@ -15,11 +15,20 @@ from tasks.base import Task
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = tuple(sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")))
 
-# What a sampled test overrides: short enough for a golden file, long enough for every question.
-SHORT: dict[str, dict[str, Any]] = {
-    "needle_multivalue": {"lengths": [480]},
-    "needle_multiquery": {"lengths": [560]},
+# Tokens above 320 that the question, answer and examples of a task need: what shortens golden files and tests adds them.
+ROOM = {
+    "needle_multivalue": 160,
+    "needle_multiquery": 240,
+    "ruler_niah_multivalue": 160,
+    "ruler_niah_multiquery": 240,
+    "ruler_niah_multikey_3": 80,
+    "ruler_vt": 120,
+    "ruler_cwe": 800,
+    "ruler_fwe": 240,
 }
+
+# Tokens of a unit of filler, where it is more than a sentence.
+UNIT = {"ruler_niah_multikey_3": 96}
 
 
 class Pieces:
@@ -59,4 +68,9 @@ def load(name: str, **options: Any) -> Task:
 
 def short(name: str) -> Task:
     """The task at a length that keeps files and tests small."""
-    return load(name, **{"lengths": [320], **SHORT.get(name, {})})
+    return load(name, lengths=lengths(name, 320))
+
+
+def lengths(name: str, *wanted: int) -> tuple[int, ...]:
+    """The lengths ``wanted``, with the room that the task needs."""
+    return tuple(length + ROOM.get(name, 0) for length in wanted)
