@@ -86,6 +86,18 @@ def name(rng: random.Random) -> str:
     return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
 
 
+def all_words(rng: random.Random) -> Iterator[str]:
+    """Different words without end: plain ones in random order, then names of two."""
+    plain = sorted({*words("noun"), *words("adjective")})
+    yield from rng.sample(plain, len(plain))
+    seen: set[str] = set()
+    while True:
+        drawn = name(rng)
+        if drawn not in seen:
+            seen.add(drawn)
+            yield drawn
+
+
 def distinct(draw: Callable[[random.Random], str], rng: random.Random, count: int) -> list[str]:
     """``count`` different results of ``draw``."""
     drawn: dict[str, None] = {}

@@ -12,9 +12,7 @@ Source: https://arxiv.org/abs/2404.06654, with own wording; words from ``wonderw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from random import Random
 from typing import ClassVar, NamedTuple
 
 from harness.types import Response, Sample, Score
@@ -50,7 +48,8 @@ class RulerCommon(SizedTask):
         short = self.length(index) < 4096
         counts = Counts(6, 1) if short else Counts(30, 3)
         order = rng.getrandbits(64)
-        words = _words(rng)
+        fixed = f"{INSTRUCTION} {QUESTION} {BEGUN}".lower()
+        words = (word for word in corpus.all_words(rng) if word not in fixed)
         example = self._example([next(words) for _ in range(20 if short else 40)], short, order)
         common = [next(words) for _ in range(COMMON)]
         others = first_of(words)
@@ -82,19 +81,6 @@ class RulerCommon(SizedTask):
         common, others = words[:COMMON], words[COMMON:]
         text = _numbered(shuffled(common * counts.common + others * counts.other, order))
         return f"Example list: {text}\n{BEGUN} {_numbered(common)}"
-
-
-def _words(rng: Random) -> Iterator[str]:
-    """Different words without end: plain ones in random order, then names of two. None stands in the fixed texts."""
-    fixed = f"{INSTRUCTION} {QUESTION} {BEGUN}".lower()
-    plain = sorted({*corpus.words("noun"), *corpus.words("adjective")})
-    yield from (word for word in rng.sample(plain, len(plain)) if word not in fixed)
-    seen: set[str] = set()
-    while True:
-        name = corpus.name(rng)
-        if name not in seen:
-            seen.add(name)
-            yield name
 
 
 def _numbered(words: list[str]) -> str:

@@ -25,10 +25,15 @@ ROOM = {
     "ruler_vt": 120,
     "ruler_cwe": 800,
     "ruler_fwe": 240,
+    "json_lookup": 160,
+    "world": 80,
 }
 
+# Tasks whose answer has to be worked out, so it need not stand in the text.
+WORKED_OUT = {"fidelity", "world", "ledger", "registers", "countdown"}
+
 # Tokens of a unit of filler, where it is more than a sentence.
-UNIT = {"ruler_niah_multikey_3": 96}
+UNIT = {"ruler_niah_multikey_3": 96, "json_lookup": 96, "countdown": 64}
 
 
 class Pieces:

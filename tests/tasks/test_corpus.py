@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import random
 import re
+from itertools import islice
 
 import pytest
 
@@ -45,6 +46,12 @@ def test_words_are_plain(kind: str) -> None:
     assert len(words) > 500
     assert list(words) == sorted(set(words))
     assert all(word.isascii() and word.islower() and word.isalpha() for word in words)
+
+
+def test_all_words_never_run_out_and_never_repeat() -> None:
+    drawn = list(islice(corpus.all_words(random.Random(0)), 9000))
+    assert len(set(drawn)) == 9000
+    assert "-" not in "".join(drawn[:5000]) and "-" in drawn[-1]
 
 
 def test_sources_name_what_was_used() -> None:

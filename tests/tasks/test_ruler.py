@@ -6,9 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from itertools import islice
 from pathlib import Path
-from random import Random
 
 import pytest
 import yaml
@@ -16,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.types import Response, Sample, State
-from tasks.retrieval import ruler, ruler_common
+from tasks.retrieval import ruler
 from tasks.retrieval.ruler_frequent import RulerFrequent
 from tasks.retrieval.ruler_needle import RulerNeedle
 from tasks.retrieval.ruler_qa import RulerQA
@@ -113,12 +111,6 @@ def test_common_words_are_common_and_no_other_is(length: int, common: int, other
             re.findall(r"\d\. (\S+)", answer)
         )
         assert counts.keys().isdisjoint(shown_counts)
-
-
-def test_words_never_run_out_and_never_repeat() -> None:
-    words = list(islice(ruler_common._words(Random(0)), 9000))
-    assert len(set(words)) == 9000
-    assert "-" not in "".join(words[:5000]) and "-" in words[-1]
 
 
 @pytest.mark.parametrize("length", [700, 4096])
