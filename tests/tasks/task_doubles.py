@@ -27,6 +27,7 @@ ROOM = {
     "ruler_fwe": 240,
     "json_lookup": 160,
     "world": 80,
+    "needle_turns": 120,
 }
 
 # Tasks whose answer has to be worked out, so it need not stand in the text.
@@ -52,7 +53,8 @@ class Pieces:
 
     def prompt_tokens(self, sample: Sample) -> int:
         template = 12
-        text = f"{sample.context}\n\n{sample.question}\n{sample.answer_prefix}"
+        said = "".join(f"{question}\n{answer}\n\n" for question, answer in sample.turns)
+        text = f"{sample.system}{sample.context}\n\n{said}{sample.question}\n{sample.answer_prefix}"
         return template + len(self.encode(text))
 
     def _id(self, piece: str) -> int:
