@@ -185,11 +185,12 @@ def plan(jobs: Sequence[Job]) -> Plan:
         problems += error.problems
     except Unsupported as error:
         problems.append(str(error))
-    if facts is not None:
+    if engine is not None and facts is not None:
         for stack in stacks.values():
             problems += stack.problems(facts.shape)
-            problems += _prefills(engine, stack, facts, {job.config["prefill"] for job in jobs}) if engine else []
+            problems += _prefills(engine, stack, facts, {job.config["prefill"] for job in jobs})
         problems += [p.replace("strategy.", "gate.control.") for p in control.problems(facts.shape)] if control else []
+        problems += _compresses(engine, facts, {job.config["compress"] for job in jobs})
         if any(stack.calibrates for stack in stacks.values()):
             problems += calibration.problems(first["calibration"], facts.tokenizer)
         for task in tasks.values():
@@ -305,6 +306,15 @@ def _prefills(engine: Engine, stack: Stack, facts: ModelFacts, asked: set[str]) 
     return [
         f"prefill={prefill}: engine {engine.name} refuses {stack.name}: {answer.why}"
         for prefill, answer in answers.items()
+        if not answer.yes
+    ]
+
+
+def _compresses(engine: Engine, facts: ModelFacts, asked: set[str]) -> list[str]:
+    answers = {compress: engine.compresses(compress, facts.shape) for compress in asked}  # type: ignore[arg-type]
+    return [
+        f"compress={compress}: engine {engine.name} refuses {facts.display}: {answer.why}"
+        for compress, answer in answers.items()
         if not answer.yes
     ]
 

@@ -124,6 +124,10 @@ class Engine(ABC):
         """Whether this engine can prefill ``stack`` that way for a model of this shape. Pure."""
 
     @abstractmethod
+    def compresses(self, compress: Compress, shape: KVShape) -> Support:
+        """Whether this engine can compress that part of a prompt for a model of this shape. Pure."""
+
+    @abstractmethod
     def load_key(self, stack: Stack) -> str:
         """Stacks with one key can share a loaded model. Pure."""
 

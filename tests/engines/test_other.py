@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.session import HFSession
 from harness.types import Sample
@@ -105,3 +106,12 @@ def test_every_stack_answers_and_weighs_what_its_formula_says(session: HFSession
 
 def test_the_other_question_is_part_of_a_sample_and_its_absence_is_not() -> None:
     assert sample(0).hash == replace(sample(0), other="").hash != reused(0).hash
+
+
+def test_a_model_that_does_not_keep_the_beginning_is_refused(session: HFSession) -> None:
+    shape = session.about.shape
+    for changed in (replace(shape, window=(None, 16, None)), replace(shape, linear_layers=2)):
+        answer = HFEngine().compresses("other", changed)
+        assert not answer.yes and "do not keep the beginning" in answer.why
+        assert HFEngine().compresses("context", changed).yes
+    assert HFEngine().compresses("other", shape).yes

@@ -44,6 +44,7 @@ def test_turning_back_gives_what_the_projection_gave(tiny_family: Callable[..., 
             heads = output if output.dim() == 4 else output.unflatten(-1, (-1, 32)).transpose(1, 2)
             projected[index] = heads.transpose(1, 2) if heads.shape[1] != KV_HEADS else heads
 
+        ropes_of(session.model)  # looks at the model once, without the hooks
         attentions = [m for m in session.model.modules() if hasattr(m, "k_proj")]
         handles = [getattr(m, "k_norm", m.k_proj).register_forward_hook(keep) for m in attentions]
         prompt = prefill(session.model, list(range(2, 62)), query_window=0, chunk=64, seed=0)
@@ -51,7 +52,7 @@ def test_turning_back_gives_what_the_projection_gave(tiny_family: Callable[..., 
             handle.remove()
         for layer, back in enumerate(prompt.unrotated()):
             held = back.keys.shape[1]
-            rope = ropes_of(session.model, len(prompt.layers))[layer]
+            rope = ropes_of(session.model)[layer]
             assert rope is not None
             torch.testing.assert_close(back.keys, projected[layer][0, :, -held:], rtol=1e-4, atol=1e-4)
             where = prompt.positions(layer).expand(1, *back.keys.shape[:2])
@@ -61,7 +62,7 @@ def test_turning_back_gives_what_the_projection_gave(tiny_family: Callable[..., 
 
 def test_a_model_without_such_a_rotation_gives_keys_as_cached(tiny_family: Callable[..., Path]) -> None:
     for session in open_session(tiny_family("cohere")):  # its channels turn in neighbouring pairs
-        assert ropes_of(session.model, 2) == (None, None)
+        assert set(ropes_of(session.model)) == {None}
         prompt = prefill(session.model, list(range(2, 62)), query_window=0, chunk=64, seed=0)
         assert prompt.unrotated()[0].keys is prompt.layers[0].keys
         stack = fitted(session, Stack("l", LowRank(rank=126)))
@@ -96,10 +97,34 @@ def test_nearly_all_directions_give_nearly_the_cache(tiny: Path) -> None:
 
 def test_a_store_of_unrotated_keys_leaves_and_comes_back(tiny_family: Callable[..., Path]) -> None:
     for session in open_session(tiny_family("llama")):
-        rope = ropes_of(session.model, 1)[0]
+        rope = ropes_of(session.model)[0]
         assert rope is not None
         x = torch.randn(3, KV_HEADS, 50, 32)
         where = torch.arange(40).expand(3, KV_HEADS, 40)
         stores = [UnrotatedStore(INT8(), rope, x[:, :, :40], x[:, :, :40].neg(), where, 40) for _ in range(2)]
         pieces = [(x[:, :, 40:41], x[:, :, 40:41]), (x[:, :, 41:], x[:, :, 41:])]
         behave_alike(stores[:1], stores[1:], pieces, torch.tensor([2, 0]))
+
+
+@pytest.mark.parametrize("family", ["glm4", "ernie4_5"])
+def test_a_model_that_turns_neighbouring_channels_is_not_believed_to_turn_halves(
+    family: str, tiny_family: Callable[..., Path]
+) -> None:
+    """Its rotary module looks like the others'; what needs the rotation is refused instead of being computed wrongly."""
+    for session in open_session(tiny_family(family)):
+        assert set(ropes_of(session.model)) == {None}
+        stack = Stack("s", evict=Window(keep=0.5, rerotate=True))
+        answer = run(session, sample(0), [FULL, stack])["s"]
+        assert answer.response is None and "rotary positions are known" in answer.error
+
+
+def test_layers_that_do_not_turn_have_no_rotation(tiny_family: Callable[..., Path]) -> None:
+    for session in open_session(tiny_family("smollm3", no_rope_layers=[1, 0, 1])):
+        assert [rope is None for rope in ropes_of(session.model)] == [False, True, False]
+
+
+def test_the_model_is_asked_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for session in open_session(tiny):
+        first = ropes_of(session.model)
+        monkeypatch.setattr(session.model, "forward", lambda *a, **k: pytest.fail("asked again"))
+        assert ropes_of(session.model) is first

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from harness.engines.base import Engine, ModelFacts, Prefill, Support
+from harness.engines.base import Compress, Engine, ModelFacts, Prefill, Support
 from harness.engines.hf import fetch
 from harness.engines.hf.kinds import shape_of
 from harness.engines.hf.session import HFSession
@@ -45,7 +45,7 @@ class HFEngine(Engine):
     """
 
     name: ClassVar[str] = "hf"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     prefill_chunk: int = 1024
     threads: int = 0
@@ -74,6 +74,13 @@ class HFEngine(Engine):
         if any(shape.windows):
             return Support(False, "a packed layer with a sliding window cannot drop the tokens that leave it")
         return Support(True, "each chunk is packed, and read back by the next")
+
+    def compresses(self, compress: Compress, shape: KVShape) -> Support:
+        if compress == "other" and (any(shape.windows) or shape.linear_layers):
+            return Support(
+                False, "layers with a sliding window or linear attention do not keep the beginning of a prompt"
+            )
+        return Support(True, "what is compressed is what was prefilled, or its beginning")
 
     def load_key(self, stack: Stack) -> str:
         return "hf"  # every stack shares one load and one prefill

@@ -106,7 +106,7 @@ def prefill(
     for layer, (keys, values) in zip(cache.layers, past, strict=False):
         layer.update(keys[None], values[None])
     places = tuple(at for at, layer in enumerate(cache.layers) if not isinstance(layer, LinearAttentionLayer))
-    ropes = ropes_of(model, len(cache.layers))
+    ropes = ropes_of(model)
     observer = Observer(query_window, needs, ropes)
     reused = cache.get_seq_length()
     ids = torch.tensor([token_ids[reused:]], device=model.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,25 +25,15 @@ class PrefixCache:
         self.index = self.layer.index()
         self.blocks: dict[int, Block] = {}  # by the index's number
 
-    def prefill(
-        self,
-        model: PreTrainedModel,
-        token_ids: list[int],
-        *,
-        query_window: int,
-        chunk: int,
-        seed: int,
-        needs: Collection[str] = (),
-    ) -> Prefilled:
+    def prefill(self, model: PreTrainedModel, token_ids: list[int], *, query_window: int, **facts: Any) -> Prefilled:
         """As the function ``prefill``, but computing only what is not kept.
 
         The last token is always computed, for its logits, and so are the last ``query_window``, for their queries.
         """
         reused = self.index.take(token_ids, most=max(0, len(token_ids) - max(1, query_window)))
-        past = [self.blocks[number] for number in reused.blocks[: reused.hit_tokens // self.index.block]]
-        known = {"query_window": query_window, "chunk": chunk, "seed": seed, "needs": needs, "past": joined(past)}
+        past = joined([self.blocks[number] for number in reused.blocks[: reused.hit_tokens // self.index.block]])
         try:
-            prompt = prefill(model, token_ids, **known)
+            prompt = prefill(model, token_ids, query_window=query_window, past=past, **facts)
         except BaseException:
             self._clear()  # places were given to blocks that will never be there
             raise

@@ -9,14 +9,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from strategies.base import Exchange, Format, Patch, Room, Store
 
+PROBED = (0, 7)  # positions at which a token is looked at
+SLACK = 0.03  # of a key's length; what bfloat16 rounds, and far from what a wrong rotation does
 STATEFUL = ("dynamic", "longrope")  # their angles follow the longest position asked for, and asking would change them
+
+
+_CHECKED: WeakKeyDictionary[PreTrainedModel, tuple[Rope | None, ...]] = WeakKeyDictionary()
 
 
 class Rope:
@@ -30,6 +36,10 @@ class Rope:
         """cos and sin ``[..., m, r]`` of positions ``[..., m]``."""
         cos, sin = self._rotary(keys, positions.reshape(1, -1), **self._options)
         return tuple(x.float().reshape(*positions.shape, x.shape[-1]) for x in (cos, sin))  # type: ignore[return-value]
+
+    def width(self, like: Tensor) -> int:
+        """How many channels turn."""
+        return int(self.angles(like, torch.zeros(1, dtype=torch.long, device=like.device))[0].shape[-1])
 
     def turn(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Rotate keys ``[R, H, m, d]`` to their positions ``[R, H, m]``."""
@@ -56,8 +66,41 @@ class Rope:
 
 
 @torch.inference_mode()
-def ropes_of(model: PreTrainedModel, layers: int) -> tuple[Rope | None, ...]:
-    """The rotation of each attention layer; None where the model has none that channels share by halves."""
+def ropes_of(model: PreTrainedModel) -> tuple[Rope | None, ...]:
+    """The rotation of each layer's keys; None where there is none, or none that channels share by halves.
+
+    What a model's rotary module says is believed only where it is what the model does: alone, a token's keys at two
+    positions differ by the rotation and by nothing else. Some models turn neighbouring channels, and some layers none.
+    """
+    if model not in _CHECKED:
+        layers = DynamicCache(config=model.config).layers
+        at = [_keys(model, position) for position in PROBED]
+        said = _said(model, len(layers))
+        _CHECKED[model] = tuple(
+            rope if rope and _turns(rope, *keys) else None for rope, *keys in zip(said, *at, strict=True)
+        )
+    return _CHECKED[model]
+
+
+def _keys(model: PreTrainedModel, position: int) -> list[Tensor | None]:
+    """By layer the keys ``[1, H, 1, d]`` of one token that stands alone at ``position``."""
+    cache = DynamicCache(config=model.config)
+    some = 1 if model.config.get_text_config().pad_token_id != 1 else 2  # a padding's embedding may be zero
+    token, where = (torch.tensor([[number]], device=model.device) for number in (some, position))
+    model(token, position_ids=where, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return [getattr(layer, "keys", None) for layer in cache.layers]
+
+
+def _turns(rope: Rope, here: Tensor | None, there: Tensor | None) -> bool:
+    if here is None or there is None or here.shape[-1] < rope.width(here):
+        return False
+    first, second = (torch.full(here.shape[:3], position, device=here.device) for position in PROBED)
+    moved = rope.turn(rope.back(here, first), second)
+    return bool((moved - there).float().norm() < SLACK * there.float().norm())
+
+
+def _said(model: PreTrainedModel, layers: int) -> tuple[Rope | None, ...]:
+    """The rotation of each layer's keys as the model's rotary module tells it."""
     rotary = getattr(model.base_model, "rotary_emb", None)
     if not isinstance(rotary, torch.nn.Module) or getattr(rotary, "rope_type", "") in STATEFUL:
         return (None,) * layers
