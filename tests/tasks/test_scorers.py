@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
+import string
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rapidfuzz import fuzz
+from rouge_score.rouge_scorer import RougeScorer
 
 from tasks import scorers
+from tasks.scorers import SCORERS
 
 
 @pytest.mark.parametrize(
@@ -40,6 +52,11 @@ from tasks import scorers
         ("6f9619ff-8b86-d011-b42d-00cf4fc964f", "6f9619ff-8b86-d011-b42d-00cf4fc964ff", False),
         ("the cost is a.b", "a.b", True),
         ("the cost is aXb", "a.b", False),
+        ("in New\nYork today", " New York ", True),
+        ("答案是北京。", "北京", True),
+        ("答案是12。", "12", True),
+        ("答案是120。", "12", False),
+        ("התשובה היא ירושלים.", "ירושלים", True),
         ("", "12", False),
     ],
 )
@@ -88,3 +105,177 @@ def test_numbers(text: str, first: str, last: str, stated: str) -> None:
     assert scorers.first_number(text) == first
     assert scorers.last_number(text) == last
     assert scorers.stated_number(text) == stated
+
+
+WORDS = st.text(alphabet="aAbB the.,-'12 ", max_size=24)
+TEXTS = st.one_of(WORDS, st.text(max_size=24))
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())
+JSON = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8
+).filter(lambda value: isinstance(value, dict | list))
+
+# an answer of each kind, and texts that are right and wrong by it
+CASES: dict[str, tuple[Sequence[str], Sequence[str], Sequence[str]]] = {
+    "contains": (["Paris", "Lutetia"], ["It is Paris.", "lutetia"], ["", "Parisian"]),
+    "any": (["Paris", "Lutetia"], ["It is Paris.", "lutetia"], ["", "Parisian"]),
+    "all": (["3", "5"], ["5 and 3"], ["", "35"]),
+    "exact": (["Quiet Harbor"], ["quiet  harbor.", "**Quiet Harbor**\n"], ["", "the quiet harbor", "quiet-harbor"]),
+    "regex": ([r"^v\d+$", "x+y"], ["v12", "an xxy"], ["", "v", "x+y"]),
+    "number": (["1,200"], ["first 7, then 1200.", "1,200.0"], ["", "1200 and 7", "120"]),
+    "first_number": (["the sum is 12"], ["12 and 7", " 12.00"], ["", "7 and 12"]),
+    "stated_number": (["#### 72"], ["8*9. The answer is 72. Check: 3", "#### 72"], ["", "72", "answer: 7"]),
+    "math": ([r"\frac{1}{2}"], [r"so \boxed{\dfrac{1}{2}}.", r"\boxed{7} no: $\boxed{ \frac{1}{2} }$"], ["", "0.5"]),
+    "choice": (
+        ["B"],
+        ["(B)", "b. no: the answer is (B)", "B", "**B.** Because", "It is (B)"],
+        ["", "A", "Boys", "(A)", "The answer is a B", "A bee"],
+    ),
+    "f1": (["the quiet harbor"], ["A quiet, harbor!"], ["", "loud sea"]),
+    "rouge_l": (["quiet harbor"], ["Quiet harbor."], ["", "loud sea"]),
+    "edit": (["x = 1"], [" x = 1\n"], ["", "?"]),
+    "code_line": (["return x"], ["```python\n# so\n    return x\n    y = 2"], ["", "# return x"]),
+    "json": (
+        ['{"name": "add", "arguments": {"a": 1, "b": [2.0, "x"]}}'],
+        [
+            'Sure: ```json\n{"arguments": {"b": [2, "x"], "a": 1.0}, "name": "add"}\n```',
+            '{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": [2, \\"x\\"]}"}',
+        ],
+        ["", "{", '{"name": "add", "arguments": {"a": true, "b": [2, "x"]}}', '{"name": "add"}', "[1]"],
+    ),
+}
+
+
+def test_every_scorer_has_its_cases() -> None:
+    assert CASES.keys() == SCORERS.keys()
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_right_is_one_and_wrong_is_zero(name: str) -> None:
+    answers, right, wrong = CASES[name]
+    assert all(SCORERS[name].fits(answer) for answer in answers)
+    assert [float(SCORERS[name].judge(text, answers)) for text in right] == [1.0] * len(right)
+    assert [float(SCORERS[name].judge(text, answers)) for text in wrong] == [0.0] * len(wrong)
+
+
+@pytest.mark.parametrize("name", SCORERS)
+@given(text=TEXTS, answers=st.lists(TEXTS, min_size=1, max_size=3))
+def test_scores_are_in_range_and_an_answer_is_right_by_itself(name: str, text: str, answers: list[str]) -> None:
+    scorer = SCORERS[name]
+    usable = [answer for answer in answers if scorer.fits(answer)]
+    if not usable:
+        return
+    score = float(scorer.judge(text, usable))
+    assert 0.0 <= score <= 1.0
+    assert scorer.graded or score in (0.0, 1.0)
+    if name not in ("regex", "all", "stated_number", "math", "first_number", "code_line"):  # these read one otherwise
+        assert float(scorer.judge(usable[0], usable)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        *((name, "") for name in SCORERS if name != "regex"),
+        ("contains", "  "),
+        ("regex", "(x"),
+        ("number", "many"),
+        ("choice", "BC"),
+        ("json", "{'a': 1}"),
+        ("json", "NaN"),
+        ("f1", "the"),
+        ("rouge_l", "..."),
+        ("exact", "**"),
+    ],
+)
+def test_answers_that_a_scorer_cannot_use_are_told(name: str, answer: str) -> None:
+    assert not SCORERS[name].fits(answer)
+
+
+def squad_f1(text: str, answer: str) -> float:
+    """The definition of the SQuAD task, word by word."""
+
+    def words(text: str) -> list[str]:
+        kept = "".join(char for char in text.lower() if char not in string.punctuation)
+        return [word for word in re.sub(r"\b(a|an|the)\b", " ", kept).split() if word]
+
+    said, right = words(text), words(answer)
+    if not said or not right:
+        return float(said == right)
+    left, same = list(right), 0
+    for word in said:
+        if word in left:
+            left.remove(word)
+            same += 1
+    if not same:
+        return 0.0
+    precision, recall = same / len(said), same / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+@given(text=WORDS, answers=st.lists(WORDS, min_size=1, max_size=3))
+def test_f1_is_squads(text: str, answers: list[str]) -> None:
+    assert scorers.f1(text, answers) == pytest.approx(max(squad_f1(text, answer) for answer in answers))
+
+
+def test_f1_reads_scripts_without_spaces_by_the_character() -> None:
+    assert scorers.f1("北京市", ["北京"]) == pytest.approx(0.8)
+
+
+@given(text=WORDS, answers=st.lists(WORDS, min_size=1, max_size=3))
+def test_rouge_l_is_the_packages(text: str, answers: list[str]) -> None:
+    rouge = RougeScorer(["rougeL"], use_stemmer=False)
+    expected = max(rouge.score(answer, text)["rougeL"].fmeasure for answer in answers)
+    assert scorers.rouge_l(text, answers) == pytest.approx(expected)
+
+
+@given(text=TEXTS, answers=st.lists(TEXTS, min_size=1, max_size=3))
+def test_edit_similarity_is_rapidfuzz_s(text: str, answers: list[str]) -> None:
+    expected = max(fuzz.ratio(text.strip(), answer.strip()) / 100 for answer in answers)
+    assert scorers.edit_similarity(text, answers) == pytest.approx(expected)
+    found = SequenceMatcher(None, text.strip(), answers[0].strip(), autojunk=False).ratio()
+    assert scorers.edit_similarity(text, answers[:1]) >= found - 1e-9  # its blocks are common, not the most
+
+
+@given(value=JSON)
+def test_json_is_the_same_however_it_is_written(value: Any) -> None:
+    turned = json.dumps(value, ensure_ascii=False, indent=1, sort_keys=True)
+    assert scorers.same_json(f"Here it is:\n```json\n{turned}\n```", [json.dumps(value)])
+
+
+@given(one=JSON, other=JSON)
+def test_different_json_is_different(one: Any, other: Any) -> None:
+    plainly = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert plainly <= scorers.same_json(json.dumps(one), [json.dumps(other)])
+    if one != other and "\\" not in json.dumps([one, other]):  # texts that hold JSON count as that JSON
+        assert not scorers.same_json(json.dumps(one), [json.dumps(other)])
+
+
+@pytest.mark.parametrize(
+    ("text", "right"), [("It is 99", True), ("101", True), ("102", False), ("98.9", False), ("", False)]
+)
+def test_a_number_may_be_off_by_its_tolerance(text: str, right: bool) -> None:
+    assert scorers.Number(tolerance=0.01)(text, ["100"]) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("\n\n  x = 1\ny = 2", "x = 1"),
+        ("// c\n# py\n```\nz", "z"),
+        ("# only a comment", ""),
+        ("", ""),
+    ],
+)
+def test_code_line(text: str, line: str) -> None:
+    assert scorers.code_line(text) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [(r"\boxed{a}, no, \boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{a", ""), ("a", ""), (r"\fbox {x}", "x")],
+)
+def test_boxed(text: str, result: str) -> None:
+    assert scorers.boxed(text) == result
+
+
+def test_a_long_answer_is_compared_in_no_time() -> None:
+    assert scorers.edit_similarity("ab" * 20_000, ["ba" * 20_000]) > 0.99
