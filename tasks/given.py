@@ -1,0 +1,226 @@
+"""Tasks whose questions are given, not made: a user's own file, or a data set of the hub."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from numbers import Real
+from typing import Any, cast
+
+from harness.types import Response, Sample, Score, State, digest
+from tasks import checks
+from tasks.base import Task, Tokenizer
+from tasks.items import Complaints, Item, Items
+from tasks.scorers import SCORERS, Judge
+
+ROOM = 32  # tokens that an answer may have beyond the longest of the answers given
+_MARK = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_/]{1,30}\]")  # what special tokens of chat templates look like
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Task):
+    """Samples are the items of a data set, in an order that depends on the seed.
+
+    The first n are taken: a random part, the same for every strategy, and one that a larger n contains.
+
+    Attributes:
+        scorer: Judges items that name no scorer: a name of ``SCORERS``, a function as ``module.function``, or an object that
+            is called with a text and the accepted answers and returns a score in [0, 1]. None: what the data's format says.
+        max_new_tokens: Tokens that an answer may have where the item does not say. None: the longest answer and some room.
+        chance: Score of a model that guesses; a baseline must be above it.
+    """
+
+    scorer: Any = None
+    max_new_tokens: int | None = None
+    chance: float = 0.0  # type: ignore[misc]  # of all tasks of the class elsewhere, of one data set here
+
+    @cached_property
+    @abstractmethod
+    def data(self) -> Items:
+        """The data's items, and all that is wrong with them. Raises ValueError if it cannot be read at all."""
+
+    @abstractmethod
+    def unit(self) -> str:
+        """What one item is called where it comes from: a line, a row."""
+
+    @property
+    def graded(self) -> bool:  # type: ignore[override]
+        """Whether some item's scorer gives shares; of data that is gone, and of a user's scorer, that must be assumed."""
+        try:
+            names = {item.scorer for item in self.data.items}
+        except ValueError:
+            names = {self.scorer_name}  # "" where items may name any
+        return any(name not in SCORERS or SCORERS[name].graded for name in names)
+
+    @property
+    def scorer_name(self) -> str:
+        """The scorer's name in the table; "" if it is the user's own, or none."""
+        return self.scorer if isinstance(self.scorer, str) and self.scorer in SCORERS else ""
+
+    @property
+    def fallback(self) -> str:
+        """Name of the scorer of items that name none; "" if that is the user's own."""
+        return self.scorer_name if self.scorer is not None else "contains"
+
+    def problems(self, tokenizer: Tokenizer) -> list[str]:
+        found = self.broken()
+        if found:
+            return found
+        try:
+            data = self.data
+        except ValueError as error:
+            return str(error).splitlines()
+        if not data.items:
+            return ["task.path must hold at least one item, got none"]
+        return list(data.problems) or self._scorer_problems(data.items[0])
+
+    def broken(self) -> list[str]:
+        """Every rule that the options break, before any data is read."""
+        found = [] if self.max_new_tokens is None else checks.whole("task.max_new_tokens", self.max_new_tokens)
+        if not 0 <= self.chance < 1:
+            found.append(f"task.chance must be in [0, 1), got {self.chance}")
+        try:
+            self._own_judge  # noqa: B018
+        except ValueError as error:
+            found.append(str(error))
+        return found
+
+    def samples(self, tokenizer: Tokenizer, n: int, seed: int) -> list[Sample]:
+        if found := self.problems(tokenizer):
+            raise ValueError("\n".join(found))
+        items = sorted(self.data.items, key=lambda item: digest([self.name, seed, item.id]))
+        if n > len(items):
+            print(f"task {self.name}: n={n}, but the data has {len(items)} items; all are used", file=sys.stderr)
+        budget = self.max_new_tokens or self._longest_answer(tokenizer) + ROOM
+        special = _Special(tokenizer)
+        complaints = Complaints(self.unit())
+        samples = []
+        for item in items[:n]:
+            sample = _sample(item, budget)
+            for mark in special.found(sample):
+                complaints.add(item.number, f"{mark} is a special token of the model, which would not be read as text")
+            prompt = tokenizer.prompt_tokens(sample)
+            if prompt + sample.max_new_tokens > tokenizer.max_tokens:
+                complaints.add(
+                    item.number,
+                    f"prompt ({prompt} tokens) and answer ({sample.max_new_tokens}) must fit into the model's "
+                    f"{tokenizer.max_tokens} tokens",
+                )
+            samples.append(replace(sample, meta={**sample.meta, "prompt_tokens": prompt}))
+        if found := complaints.told():
+            raise ValueError("\n".join(found))
+        return samples
+
+    def score(self, sample: Sample, response: Response) -> Score:
+        name = sample.meta["scorer"]
+        judge = SCORERS[name].judge if name else self._own_judge
+        return Score(State.SCORED, _value(judge, response.text, sample.answers), response.text.strip())
+
+    def spec(self) -> dict[str, Any]:
+        spec = super().spec()
+        own = asdict(self.scorer) if is_dataclass(self.scorer) and not isinstance(self.scorer, type) else {}
+        named = self.scorer if self.scorer is None or isinstance(self.scorer, str) else _name(type(self.scorer))
+        return {**spec, "options": {**spec["options"], "scorer": [named, own] if own else named}}
+
+    def sources(self) -> dict[str, str]:
+        """Digests of the data and of a scorer of the user's own."""
+        own = self.scorer is not None and not self.scorer_name
+        return {"data": self.data_digest, **({"scorer": _source(self._own_judge)} if own else {})}
+
+    @cached_property
+    @abstractmethod
+    def data_digest(self) -> str:
+        """Digest of all items, as they were found."""
+
+    @cached_property
+    def _own_judge(self) -> Judge:
+        """The scorer of items that name none of the table. Raises ValueError if there is no such thing."""
+        if self.fallback:
+            return SCORERS[self.fallback].judge
+        found = _imported(self.scorer) if isinstance(self.scorer, str) else self.scorer
+        if callable(found):
+            return cast(Judge, found)
+        names = ", ".join(SCORERS)
+        raise ValueError(f"task.scorer must be one of {names}, or a function as module.function, got {self.scorer!r}")
+
+    def _scorer_problems(self, item: Item) -> list[str]:
+        """A trial of the user's own scorer on one item's first answer."""
+        if item.scorer:
+            return []
+        try:
+            _value(self._own_judge, item.answers[0], item.answers)
+        except Exception as error:  # whatever the user's code raises
+            return [f"task.scorer: {type(error).__name__} when it judged {self.unit()} {item.number}: {error}"]
+        return []
+
+    def _longest_answer(self, tokenizer: Tokenizer) -> int:
+        open_items = (item for item in self.data.items if item.max_new_tokens is None)
+        return max((len(tokenizer.encode(answer)) for item in open_items for answer in item.answers), default=0)
+
+
+class _Special:
+    """Finds texts that a tokenizer reads as special tokens: they would end a turn, or begin one, instead of being read."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[str, bool] = {}
+
+    def found(self, sample: Sample) -> list[str]:
+        text = "\n".join((sample.context, sample.question, sample.answer_prefix))
+        return [mark for mark in sorted(set(_MARK.findall(text))) if self._is_special(mark)]
+
+    def _is_special(self, mark: str) -> bool:
+        """Special tokens are left out when ids are decoded, so nothing comes back."""
+        if mark not in self._known:
+            self._known[mark] = not self._tokenizer.decode(self._tokenizer.encode(mark)).strip()
+        return self._known[mark]
+
+
+def _sample(item: Item, budget: int) -> Sample:
+    return Sample(
+        id=item.id,
+        context=item.context,
+        question=item.question,
+        answers=item.answers,
+        max_new_tokens=item.max_new_tokens or budget,
+        answer_prefix=item.answer_prefix,
+        stop=item.stop,
+        cluster=item.cluster,
+        meta={"scorer": item.scorer, "item": item.number, **({"task": item.task} if item.task else {})},
+        instructions=item.instructions,
+    )
+
+
+def _value(judge: Judge, text: str, answers: tuple[str, ...]) -> float:
+    value = judge(text, answers)
+    if not isinstance(value, Real) or not 0 <= value <= 1:
+        raise ValueError(f"a scorer must return a number in [0, 1], got {value!r}")
+    return float(value)
+
+
+def _imported(name: str) -> object:
+    """What ``module.function`` names; None if there is no such module or function."""
+    module, _, function = name.rpartition(".")
+    try:
+        return getattr(import_module(module), function, None) if module else None
+    except ImportError:
+        return None
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def _source(judge: Callable[..., Any]) -> str:
+    """Digest of the code of a scorer, so that another one under its name is noticed."""
+    code = judge if inspect.isroutine(judge) else type(judge)
+    try:
+        return digest(inspect.getsource(code))
+    except (OSError, TypeError):  # typed in, or not written in Python
+        return digest(_name(code))
