@@ -49,14 +49,14 @@ class Given(Task):
     def unit(self) -> str:
         """What one item is called where it comes from: a line, a row."""
 
+    @abstractmethod
+    def scorers_used(self) -> set[str]:
+        """Names of the scorers that items have, as far as can be known of data that may be gone; "" for any."""
+
     @property
     def graded(self) -> bool:  # type: ignore[override]
-        """Whether some item's scorer gives shares; of data that is gone, and of a user's scorer, that must be assumed."""
-        try:
-            names = {item.scorer for item in self.data.items}
-        except ValueError:
-            names = {self.scorer_name}  # "" where items may name any
-        return any(name not in SCORERS or SCORERS[name].graded for name in names)
+        """Whether some scorer gives shares; of a scorer that is not in the table, that must be assumed."""
+        return any(name not in SCORERS or SCORERS[name].graded for name in self.scorers_used())
 
     @property
     def scorer_name(self) -> str:
@@ -123,10 +123,12 @@ class Given(Task):
         return Score(State.SCORED, _value(judge, response.text, sample.answers), response.text.strip())
 
     def spec(self) -> dict[str, Any]:
+        """Where the data lies does not count: ``sources`` knows it by its content."""
         spec = super().spec()
         own = asdict(self.scorer) if is_dataclass(self.scorer) and not isinstance(self.scorer, type) else {}
         named = self.scorer if self.scorer is None or isinstance(self.scorer, str) else _name(type(self.scorer))
-        return {**spec, "options": {**spec["options"], "scorer": [named, own] if own else named}}
+        options = {key: value for key, value in spec["options"].items() if key != "path"}
+        return {**spec, "options": {**options, "scorer": [named, own] if own else named}}
 
     def sources(self) -> dict[str, str]:
         """Digests of the data and of a scorer of the user's own."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tasks import checks, files, formats, items
 from tasks.given import Given
@@ -43,9 +42,11 @@ class Jsonl(Given):
     def broken(self) -> list[str]:
         return super().broken() + checks.one_of("task.format", self.format, formats.FORMATS)
 
-    def spec(self) -> dict[str, Any]:
-        spec = super().spec()
-        return {**spec, "options": {key: value for key, value in spec["options"].items() if key != "path"}}
+    def scorers_used(self) -> set[str]:
+        try:
+            return {item.scorer for item in self.data.items}
+        except ValueError:
+            return {self.scorer_name}
 
     @property
     def _file(self) -> Path:
