@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cached_property
 from importlib import import_module
 from numbers import Real
@@ -15,12 +14,12 @@ from typing import Any, cast
 
 from harness.types import Response, Sample, Score, State, digest
 from tasks import checks
+from tasks.admit import admitted
 from tasks.base import Task, Tokenizer
-from tasks.items import Complaints, Item, Items
+from tasks.items import Item, Items
 from tasks.scorers import SCORERS, Judge
 
 ROOM = 32  # tokens that an answer may have beyond the longest of the answers given
-_MARK = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_/]{1,30}\]")  # what special tokens of chat templates look like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,24 +97,8 @@ class Given(Task):
         if n > len(items):
             print(f"task {self.name}: n={n}, but the data has {len(items)} items; all are used", file=sys.stderr)
         budget = self.max_new_tokens or self._longest_answer(tokenizer) + ROOM
-        special = _Special(tokenizer)
-        complaints = Complaints(self.unit())
-        samples = []
-        for item in items[:n]:
-            sample = _sample(item, budget)
-            for mark in special.found(sample):
-                complaints.add(item.number, f"{mark} is a special token of the model, which would not be read as text")
-            prompt = tokenizer.prompt_tokens(sample)
-            if prompt + sample.max_new_tokens > tokenizer.max_tokens:
-                complaints.add(
-                    item.number,
-                    f"prompt ({prompt} tokens) and answer ({sample.max_new_tokens}) must fit into the model's "
-                    f"{tokenizer.max_tokens} tokens",
-                )
-            samples.append(replace(sample, meta={**sample.meta, "prompt_tokens": prompt}))
-        if found := complaints.told():
-            raise ValueError("\n".join(found))
-        return samples
+        numbered = ((item.number, _sample(item, budget)) for item in items[:n])
+        return admitted(numbered, tokenizer, self.unit())
 
     def score(self, sample: Sample, response: Response) -> Score:
         name = sample.meta["scorer"]
@@ -164,24 +147,6 @@ class Given(Task):
     def _longest_answer(self, tokenizer: Tokenizer) -> int:
         open_items = (item for item in self.data.items if item.max_new_tokens is None)
         return max((len(tokenizer.encode(answer)) for item in open_items for answer in item.answers), default=0)
-
-
-class _Special:
-    """Finds texts that a tokenizer reads as special tokens: they would end a turn, or begin one, instead of being read."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[str, bool] = {}
-
-    def found(self, sample: Sample) -> list[str]:
-        text = "\n".join((sample.context, sample.question, sample.answer_prefix))
-        return [mark for mark in sorted(set(_MARK.findall(text))) if self._is_special(mark)]
-
-    def _is_special(self, mark: str) -> bool:
-        """Special tokens are left out when ids are decoded, so nothing comes back."""
-        if mark not in self._known:
-            self._known[mark] = not self._tokenizer.decode(self._tokenizer.encode(mark)).strip()
-        return self._known[mark]
 
 
 def _sample(item: Item, budget: int) -> Sample:
