@@ -6,7 +6,7 @@ import inspect
 import sys
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from importlib import import_module
 from numbers import Real
@@ -29,8 +29,8 @@ class Given(Task):
     The first n are taken: a random part, the same for every strategy, and one that a larger n contains.
 
     Attributes:
-        scorer: Judges items that name no scorer: a name of ``SCORERS``, a function as ``module.function``, or an object that
-            is called with a text and the accepted answers and returns a score in [0, 1]. None: what the data's format says.
+        scorer: Judges items that name no scorer: a name of ``SCORERS``, a function as ``module.function``, or a dataclass;
+            called with a text and the accepted answers, it returns a score in [0, 1]. None: what the data's format says.
         max_new_tokens: Tokens that an answer may have where the item does not say. None: the longest answer and some room.
         chance: Score of a model that guesses; a baseline must be above it.
     """
@@ -108,10 +108,10 @@ class Given(Task):
     def spec(self) -> dict[str, Any]:
         """Where the data lies does not count: ``sources`` knows it by its content."""
         spec = super().spec()
-        own = asdict(self.scorer) if is_dataclass(self.scorer) and not isinstance(self.scorer, type) else {}
-        named = self.scorer if self.scorer is None or isinstance(self.scorer, str) else _name(type(self.scorer))
         options = {key: value for key, value in spec["options"].items() if key != "path"}
-        return {**spec, "options": {**options, "scorer": [named, own] if own else named}}
+        if is_dataclass(self.scorer):  # which are but its options so far
+            options["scorer"] = {"class": _name(type(self.scorer)), "options": options["scorer"]}
+        return {**spec, "options": options}
 
     def sources(self) -> dict[str, str]:
         """Digests of the data and of a scorer of the user's own."""
@@ -129,10 +129,10 @@ class Given(Task):
         if self.fallback:
             return SCORERS[self.fallback].judge
         found = _imported(self.scorer) if isinstance(self.scorer, str) else self.scorer
-        if callable(found):
+        if callable(found) and (isinstance(self.scorer, str) or is_dataclass(found)):  # whose options can be told apart
             return cast(Judge, found)
-        names = ", ".join(SCORERS)
-        raise ValueError(f"task.scorer must be one of {names}, or a function as module.function, got {self.scorer!r}")
+        kinds = "a function as module.function, or a dataclass that can be called"
+        raise ValueError(f"task.scorer must be one of {', '.join(SCORERS)}, {kinds}, got {self.scorer!r}")
 
     def _scorer_problems(self, item: Item) -> list[str]:
         """A trial of the user's own scorer on one item's first answer."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,16 @@ def test_a_seed_draws_an_order_and_more_samples_contain_fewer(tmp_path: Path) ->
     )  # lines that go leave the order of the rest
     kept = {row["id"] for row in rows[:20]}
     assert [sample.id for sample in more.samples(Pieces(), 20, seed=0)] == [key for key in orders[0] if key in kept]
+
+
+def test_samples_match_the_golden_file(five: str) -> None:
+    """A difference means: raise the task's version. Then KVGATE_UPDATE_GOLDEN=1 writes the file anew."""
+    path = Path(__file__).resolve().parents[1] / "golden" / "jsonl.json"
+    task = Jsonl(name="jsonl", path=five)
+    made = {"spec": task.spec(), "samples": [asdict(sample) for sample in task.samples(Pieces(), 5, seed=0)]}
+    if os.environ.get("KVGATE_UPDATE_GOLDEN"):
+        path.write_text(json.dumps(made, indent=1) + "\n")
+    assert json.loads(json.dumps(made)) == json.loads(path.read_text())
 
 
 def test_more_than_there_are_is_all_and_is_said(five: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,7 +292,7 @@ def test_every_broken_option_is_named(five: str) -> None:
         "task.max_new_tokens must be a whole number of 1 or more, got 0",
         "task.chance must be in [0, 1), got 1.0",
         "task.scorer must be one of contains, any, all, exact, regex, number, first_number, stated_number, math, choice, f1, "
-        "rouge_l, edit, code_line, json, or a function as module.function, got 'no.such'",
+        "rouge_l, edit, code_line, json, a function as module.function, or a dataclass that can be called, got 'no.such'",
         "task.format must be one of auto, kvgate, longbench, ruler, got 'csv'",
     ]
 
@@ -320,7 +331,19 @@ def test_an_object_of_the_user_judges(five: str) -> None:
     task = make({"_target_": "tasks.jsonl.Jsonl", "name": "jsonl", "path": five, "scorer": node}, "task")
     sample = next(sample for sample in task.samples(Pieces(), 5, seed=0) if sample.answers == ("seven",))
     assert [task.score(sample, Response(text, (), "stop")).value for text in ("sever", "sew")] == [1.0, 0.0]
-    assert json.loads(json.dumps(task.spec()))["options"]["scorer"] == [f"{HERE}.Begins", {"letters": 3}]
+    assert json.loads(json.dumps(task.spec()))["options"]["scorer"] == {
+        "class": f"{HERE}.Begins",
+        "options": {"letters": 3},
+    }
+
+
+def test_an_object_whose_options_cannot_be_told_apart_is_refused(five: str) -> None:
+    class Hidden:
+        def __call__(self, text: str, answers: Sequence[str]) -> float:
+            return 1.0
+
+    (found,) = problems(five, scorer=Hidden())
+    assert "or a dataclass that can be called, got <" in found
 
 
 def test_a_scorer_is_tried_before_a_model_is(five: str) -> None:
