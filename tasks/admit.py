@@ -39,7 +39,8 @@ class _Special:
         self._known: dict[str, bool] = {}
 
     def found(self, sample: Sample) -> list[str]:
-        text = "\n".join((sample.context, sample.question, sample.answer_prefix))
+        said = (text for turn in sample.turns for text in turn)
+        text = "\n".join((sample.system, sample.context, *said, sample.question, sample.answer_prefix))
         return [mark for mark in sorted(set(_MARK.findall(text))) if self._is_special(mark)]
 
     def _is_special(self, mark: str) -> bool:

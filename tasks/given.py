@@ -161,6 +161,8 @@ def _sample(item: Item, budget: int) -> Sample:
         cluster=item.cluster,
         meta={"scorer": item.scorer, "item": item.number, **({"task": item.task} if item.task else {})},
         instructions=item.instructions,
+        turns=item.turns,
+        system=item.system,
     )
 
 

@@ -20,7 +20,10 @@ Row = Mapping[str, Any]
 Rows = Iterable[tuple[int, Row | str]]
 """Numbered rows; a text stands for a row that could not be read, and says why."""
 
-_NOT_SERVED = "turns are not served yet, but for a single turn of the user"
+_TALK = (
+    "must be texts of a user and an assistant in turn, the user's first and last, after a system's if any; "
+    "questions whose answers are still to be given are served one at a time"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,16 @@ class Item:
     cluster: str
     task: str
     instructions: tuple[str, ...]
+    turns: tuple[tuple[str, str], ...]
+    system: str
+
+
+class Talk(NamedTuple):
+    """A conversation: what the system said, what was asked and answered before, and what is asked now."""
+
+    system: str
+    turns: tuple[tuple[str, str], ...]
+    question: str
 
 
 class Items(NamedTuple):
@@ -78,12 +91,12 @@ def read(rows: Rows, unit: str, scorer: str) -> Items:
 
 def _item(number: int, row: Row | str, scorer: str) -> tuple[Item, list[str]]:
     fields = _Fields(row)
-    question, context = fields.question()
+    talk = fields.talk()
     item = Item(
         number=number,
         id=fields.word("id") or str(number),
-        context=context,
-        question=question,
+        context=fields.text("context", "" if talk else None),
+        question=talk.question if talk else fields.text("question"),
         answers=fields.texts("answers", needed=True),
         scorer=fields.text("scorer", scorer),
         max_new_tokens=fields.whole("max_new_tokens"),
@@ -92,6 +105,8 @@ def _item(number: int, row: Row | str, scorer: str) -> tuple[Item, list[str]]:
         cluster=fields.word("cluster"),
         task=fields.word("task"),
         instructions=fields.texts("instructions"),
+        turns=talk.turns if talk else (),
+        system=talk.system if talk else "",
     )
     return item, fields.wrong or list(_misfits(item))
 
@@ -122,17 +137,17 @@ class _Fields:
             self.wrong.append(row)
         self._row = {key: value for key, value in row.items() if value is not None} if isinstance(row, Mapping) else {}
 
-    def question(self) -> tuple[str, str]:
-        """Question and context; the question may be a conversation's only turn."""
+    def talk(self) -> Talk | None:
+        """The row's conversation, if it is one."""
         field = next((name for name in ("turns", "messages") if name in self._row), None)
         if field is None:
-            return self.text("question"), self.text("context")
-        turn = _only_turn(self._row[field])
-        if turn is None:
-            self.wrong.append(f"{field}: {_NOT_SERVED}")
+            return None
         if "question" in self._row:
             self.wrong.append(f"{field} and question are both there; one of them asks")
-        return turn or "", self.text("context", "")
+        talk = _talk(self._row[field])
+        if talk is None:
+            self.wrong.append(f"{field} {_TALK}")
+        return talk or Talk("", (), "")
 
     def text(self, name: str, default: str | None = None) -> str:
         if name not in self._row:
@@ -179,14 +194,18 @@ class _Fields:
             self.wrong.append(f"{name} is missing" + (', "" says that there is none' if name != "answers" else ""))
 
 
-def _only_turn(turns: object) -> str | None:
-    """The text of a conversation that has one turn, of the user; None for any other."""
-    if not isinstance(turns, Sequence) or isinstance(turns, str) or len(turns) != 1:
+def _talk(messages: object) -> Talk | None:
+    """Messages as a conversation; None if they are none. A text alone is the user's."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
         return None
-    (turn,) = turns
-    if isinstance(turn, Mapping) and turn.get("role") == "user":
-        turn = turn.get("content")
-    return turn if _is_text(turn) else None
+    said = [one if isinstance(one, Mapping) else {"role": "user", "content": one} for one in messages]
+    if not all(_is_text(one.get("content")) for one in said):
+        return None
+    system = said.pop(0)["content"] if said and said[0].get("role") == "system" else ""
+    texts = [one["content"] for one in said]
+    if [one.get("role") for one in said] != [*["user", "assistant"] * (len(said) // 2), "user"]:
+        return None
+    return Talk(system, tuple(zip(texts[:-1:2], texts[1::2], strict=True)), texts[-1])
 
 
 def _is_text(value: object) -> bool:

@@ -156,14 +156,19 @@ BAD = {
     "half a budget": ({**WHOLE, "max_new_tokens": 1.5}, "max_new_tokens must be a whole number of 1 or more, got 1.5"),
     "a lost instruction": ({**WHOLE, "instructions": ["Shout."]}, "instructions must be parts of context or question"),
     "half a character": ({**WHOLE, "context": "\ud800"}, "context must be a text, got '\\ud800'"),
-    "two turns": (
+    "two open turns": (
         {"context": "c", "turns": ["one?", "two?"], "answers": ["a"]},
-        "turns: turns are not served yet, but for a single turn of the user",
+        "turns must be texts of a user and an assistant in turn, the user's first and last",
     ),
-    "a system message": (
+    "only a system": (
         {"messages": [{"role": "system", "content": "s"}], "answers": ["a"]},
-        "messages: turns are not served yet",
+        "messages must be texts of",
     ),
+    "a picture": (
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}], "answers": ["a"]},
+        "messages must be",
+    ),
+    "no messages": ({"messages": [], "answers": ["a"]}, "questions whose answers are still to be given are served one"),
     "a turn and a question": ({**WHOLE, "turns": ["one?"]}, "turns and question are both there"),
 }
 
@@ -204,6 +209,16 @@ def test_a_single_turn_is_the_question(tmp_path: Path, field: str, turns: list[A
     row = {field: turns, "answers": ["a"]}
     (sample,) = Jsonl(name="jsonl", path=written(tmp_path / "t.jsonl", [row])).samples(Pieces(), 1, seed=0)
     assert (sample.context, sample.question) == ("", "Which?")
+
+
+def test_a_conversation_is_a_sample_with_its_history(tmp_path: Path) -> None:
+    said = [("system", "Be brief."), ("user", "One?"), ("assistant", "1"), ("user", "Two?")]
+    row = {"context": "c", "messages": [{"role": role, "content": text} for role, text in said], "answers": ["2"]}
+    (sample,) = Jsonl(name="jsonl", path=written(tmp_path / "t.jsonl", [row])).samples(Pieces(), 1, seed=0)
+    assert (sample.system, sample.turns, sample.question) == ("Be brief.", (("One?", "1"),), "Two?")
+    row["messages"][2]["content"] = "1<|im_end|>"
+    with pytest.raises(ValueError, match=r"line 1: <\|im_end\|> is a special token"):
+        Jsonl(name="jsonl", path=written(tmp_path / "t.jsonl", [row])).samples(Template(), 1, seed=0)
 
 
 TEXTS = {
