@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,7 +98,7 @@ class Hub(Given):
         split: Which part of it.
         revision: A commit or tag on the hub.
         layout: The data set of ``DATASETS`` whose layout this one has. None: its own, if it is there.
-        columns: For each field of an item a column's name, or a text with {columns} in it; instead of a known layout.
+        columns: For each field of an item a column's name, or a text with {columns} in it. They go before a known layout's.
     """
 
     path: str
@@ -106,7 +106,7 @@ class Hub(Given):
     split: str = "test"
     revision: str | None = None
     layout: str | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if not self.chance:
@@ -127,7 +127,7 @@ class Hub(Given):
         found = super().broken()
         if self.layout is not None:
             found += checks.one_of("task.layout", self.layout, DATASETS)
-        for name in sorted(self.columns.keys() - FIELDS):
+        for name in sorted((self.columns or {}).keys() - FIELDS):
             found += checks.one_of("a field in task.columns", name, FIELDS)
         return found
 
@@ -144,7 +144,7 @@ class Hub(Given):
     @property
     def _columns(self) -> Mapping[str, str]:
         """For each field what it is made of; empty for rows whose fields are an item's already."""
-        return {**self._layout.columns, **self.columns}
+        return {**self._layout.columns, **(self.columns or {})}
 
     def _rows(self) -> Iterator[tuple[int, Row | str]]:
         table = self._table()

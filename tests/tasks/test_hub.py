@@ -13,6 +13,7 @@ from datasets import Dataset, DatasetDict
 from harness.types import Response, Sample
 from tasks.hub import DATASETS, Hub
 from tasks.scorers import SCORERS
+from tests.cli import Kvgate
 from tests.tasks.task_doubles import Pieces
 
 CHOICES = {"choice_A": "red", "choice_B": "blue", "choice_C": "green", "choice_D": "grey"}
@@ -158,3 +159,11 @@ def test_the_same_rows_are_the_same_task_and_others_are_not(tmp_path: Path) -> N
         for name, q in (("one", "q"), ("same", "q"), ("other", "p"))
     )
     assert one == same != other
+
+
+def test_columns_on_the_command_line(kvgate: Kvgate, tmp_path: Path) -> None:
+    path = saved(tmp_path / "d", [{"story": "It rained. " * 9, "q": f"Day {at}?", "a": "rain"} for at in range(3)])
+    columns = 'task.columns={context: story, question: "{q} (one word)", answers: a}'
+    words = ["model=hf", f"model.path={kvgate.model}", f"results_dir={kvgate.results}", "dry_run=true"]
+    said = kvgate("run", "strategy=fp8", *words, "task=hub", f"task.path={path}", columns, "n=3")
+    assert said.code == 0 and "3 samples, prompts of" in said.out, said.err
