@@ -33,7 +33,7 @@ _NODE = re.compile(r"[a-z]+(?:-[a-z]+)*")
 
 @dataclass(frozen=True, kw_only=True)
 class GraphWalk(SizedTask):
-    """The score is F1 of the nodes in the answer's first line against the right ones.
+    """The score is F1 of the nodes that the answer names, in any form, against the right ones.
 
     Attributes:
         steps: Edges between the node asked for and those to be named; nodes that fewer reach do not count.
@@ -54,7 +54,7 @@ class GraphWalk(SizedTask):
         order = rng.getrandbits(64)
         others = first_of(self._other_edges([node for layer in layers for node in layer], layers[-1], nodes, rng))
         asked = tuple(layers[-1])
-        budget = len(tokenizer.encode(f" {', '.join(asked)}")) + 8
+        budget = len(tokenizer.encode("".join(f"\n- {node}" for node in asked))) + 8
 
         def build(units: int) -> Sample:
             return Sample(
@@ -64,14 +64,14 @@ class GraphWalk(SizedTask):
                 answers=asked,
                 max_new_tokens=budget,
                 answer_prefix="The nodes are:",
-                stop=("\n",),
                 meta={"steps": self.steps, "edges": units + len(walk)},
             )
 
         return build
 
     def score(self, sample: Sample, response: Response) -> Score:
-        named = set(_NODE.findall(response.text.split("\n")[0].lower())) - {"and"}
+        nodes = set(_NODE.findall(sample.context.partition("\n\n")[2]))
+        named = nodes.intersection(_NODE.findall(response.text.lower()))
         right = len(named & set(sample.answers))
         f1 = 2 * right / (len(named) + len(sample.answers))
         return Score(State.SCORED, f1, ", ".join(sorted(named)), {"named": len(named), "right": right})

@@ -6,7 +6,7 @@
     harbor -> silk
     ...
 
-    Follow the links from quiet, 3 links far, one a line.
+    Start at quiet. Write down the first 3 links of your way.
     ->  quiet -> [lemon
         lemon -> harbor
         harbor -> silk]
@@ -63,7 +63,7 @@ class Path(SizedTask):
             return Sample(
                 id="",
                 context=f"{INSTRUCTION}\n\n" + "\n".join(shuffled([*path, *others(units)], order)),
-                question=f"Follow the links from {stops[0]}, {self.steps} links far. Write each link on a line.",
+                question=self._question(stops[0]),
                 answers=tuple(stops[1:]),
                 max_new_tokens=budget,
                 answer_prefix=begun,
@@ -90,10 +90,14 @@ class Path(SizedTask):
     def broken(self) -> list[str]:
         return checks.whole("task.steps", self.steps)
 
+    def _question(self, start: str) -> str:
+        links = "the first link" if self.steps == 1 else f"the first {self.steps} links"
+        return f"Start at {start} and follow the list. Write down {links} of your way, each as it stands in the list."
+
     @property
     def _fixed(self) -> str:
         """Words of the fixed texts are no places."""
-        return f"{INSTRUCTION} Follow the links from, links far. Write each link on a line.".lower()
+        return f"{INSTRUCTION} {self._question('')}".lower()
 
 
 def _other_links(places: Iterator[str], rng: Random) -> Iterator[str]:

@@ -103,7 +103,7 @@ class Simulation:
                 return Query(f"In which room is the {thing} at the end?", f"The {thing} is in the", (self.at(thing),))
             case "who":
                 thing = self.rng.choice(list(self.holder))
-                return Query(f"Who has the {thing} at the end?", f"The {thing} is with", (self.holder[thing],))
+                return Query(f"Who has the {thing} at the end?", f"The {thing} is held by", (self.holder[thing],))
             case "count":
                 counts = {person: len(self.held(person)) for person in self.people}
                 number = self.rng.choice(sorted(set(counts.values())))  # else nearly all answers would be small

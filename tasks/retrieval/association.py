@@ -35,7 +35,7 @@ KINDS = (
     Kind(
         "From the kitchen window {name} sees {clue}.",
         "Who lives in {thing}?",
-        "The person who lives in {thing} is",
+        "The name of the person who lives in {thing} is",
         (
             ("the Eiffel Tower", "Paris"),
             ("the Colosseum", "Rome"),
@@ -66,7 +66,7 @@ KINDS = (
     Kind(
         "{name} never sets out without {clue}.",
         "Who works as a {thing}?",
-        "The person who works as a {thing} is",
+        "The name of the person who works as a {thing} is",
         (
             ("a stethoscope", "doctor"),
             ("a trowel, mortar and a spirit level", "bricklayer"),
@@ -87,7 +87,7 @@ KINDS = (
     Kind(
         "{name} sends every plate back that holds {clue}.",
         "Who cannot eat {thing}?",
-        "The person who cannot eat {thing} is",
+        "The name of the person who cannot eat {thing} is",
         (
             ("prawns, crabs or lobsters", "shellfish"),
             ("bacon or ham", "pork"),
@@ -100,7 +100,7 @@ KINDS = (
     Kind(
         "Last week {name} bought {clue}.",
         "Who plays the {thing}?",
-        "The person who plays the {thing} is",
+        "The name of the person who plays the {thing} is",
         (
             ("a bow and rosin", "violin"),
             ("two sticks and a cymbal", "drums"),
@@ -112,7 +112,7 @@ KINDS = (
     Kind(
         "In the rooms of {name} something {clue}.",
         "Who keeps a {thing}?",
-        "The person who keeps a {thing} is",
+        "The name of the person who keeps a {thing} is",
         (
             ("purrs on the sofa and hunts mice", "cat"),
             ("barks at the postman and chews bones", "dog"),
@@ -158,12 +158,12 @@ class Association(SizedTask):
             return Sample(
                 id="",
                 context=f"Some people are told about in the text below.\n\n{' '.join(insert(filler(units), told))}",
-                question=kind.asked.format(thing=things[0]),
+                question=f"{kind.asked.format(thing=things[0])} Answer with a name.",
                 answers=(names[0],),
                 max_new_tokens=budget,
                 answer_prefix=kind.begun.format(thing=things[0]),
                 meta={"depth": depth},
-                other=kind.asked.format(thing=things[1]) if self.people > 1 else "",
+                other=f"{kind.asked.format(thing=things[1])} Answer with a name." if self.people > 1 else "",
             )
 
         return build
