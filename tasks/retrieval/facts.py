@@ -1,10 +1,10 @@
 """A small invented world in prose: people, towns and firms, a paragraph each, and questions that one or two of them answer.
 
-    Mira Halbaholt was born in Brenviford. Mira trained as a baker and works for Tolmer Foods. ...
-    Tolmer Foods makes jars. Its head office stands in Dunrabury. ...
+    Mira Picket was born in Quiet Harbor. Mira trained as a baker and works for Lemon Foods. ...
+    Lemon Foods makes jars. Its head office stands in Early Meadow. ...
 
-    one hop:   For which firm does Mira Halbaholt work?                                 ->  Tolmer Foods
-    two hops:  In which town is the head office of the firm that Mira Halbaholt works for?  ->  Dunrabury
+    one hop:   For which firm does Mira Picket work?                                 ->  Lemon Foods
+    two hops:  In which town is the head office of the firm that Mira Picket works for?  ->  Early Meadow
 
 Nothing in it is known outside the text, so no model answers by heart. No two paragraphs are about the same thing.
 """
@@ -12,9 +12,10 @@ Nothing in it is known outside the text, so no model answers by heart. No two pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import product
 from random import Random
 from typing import NamedTuple
+
+from tasks import corpus
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -22,18 +23,12 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 GIVEN = _listed("Ada Bela Carl Dora Edda Finn Gesa Hugo Inga Jory Kira Lars Mira Nils Olga Piet Rika Sven Tove Ulla")
-STARTS = _listed("Bren Cor Dun El Fal Gar Hal Ing Jas Kel Lor Mar Nor Os Pel Quin Ros Sel Tol Ul Ver Wil Yar Zan")
-MIDDLES = _listed("ba den fo gra la mer ni po ra sto ta vi")
-ENDS = {
-    "person": _listed("berg holt kamp lund man mark son stein"),
-    "town": _listed("bury combe dale ford ham mouth stead wick"),
-    "firm": tuple(f" {kind}" for kind in _listed("Foods Mills Motors Press Textiles Tools Trading Works")),
-    "river": _listed("beck rin run sa"),
-}
+FIRMS = _listed("Foods Mills Motors Press Textiles Tools Trading Works")
 TRADES = _listed("baker carpenter chemist gardener joiner nurse printer tailor teacher translator welder weaver")
 HOBBIES = _listed("birdwatching chess fencing juggling pottery rowing singing sketching swimming")
 PRODUCTS = _listed("bags bicycles blankets candles clocks combs jam jars lamps maps paper ropes soap violins wool")
 DISHES = ("almond cake", "barley soup", "cheese pie", "fish stew", "onion bread", "pear dumplings", "plum pudding")
+KINDS = _listed("person town firm river")
 DAYS = _listed("Monday Tuesday Wednesday Thursday Friday Saturday")
 
 
@@ -51,7 +46,7 @@ class World:
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._names = {kind: _names(kind, rng) for kind in ENDS}
+        self._names = {kind: _names(kind, rng) for kind in KINDS}
 
     def item(self, hops: int) -> Item:
         """A question that needs ``hops`` paragraphs: one or two."""
@@ -62,31 +57,29 @@ class World:
         return self._rng.choice(ways[hops])()
 
     def paragraphs(self) -> Iterator[str]:
-        """Paragraphs about further people, towns and firms in turn, without end."""
-        while True:
-            yield from (self._person(), self._town(), self._firm())
+        """Paragraphs about further people, towns and firms in turn, until no names are left (some 16,000)."""
+        for person, town, firm in zip(*(self._names[kind] for kind in ("person", "town", "firm")), strict=False):
+            yield from (self._person(person), self._town(town), self._firm(firm))
 
-    def _person(self, name: str = "", town: str = "", firm: str = "") -> str:
+    def _person(self, name: str, town: str = "", firm: str = "") -> str:
         rng = self._rng
-        name, town, firm = name or self._new("person"), town or self._some("town"), firm or self._some("firm")
+        town, firm = town or self._some("town"), firm or self._some("firm")
         return (
             f"{name} was born in {town}. {name.split()[0]} trained as a {rng.choice(TRADES)} and works for {firm}. "
             f"The evenings are for {rng.choice(HOBBIES)}."
         )
 
-    def _town(self, town: str = "", river: str = "") -> str:
+    def _town(self, town: str, river: str = "") -> str:
         rng = self._rng
-        town, river = town or self._new("town"), river or self._some("river")
         return (
-            f"{town} lies on the river {river}. Visitors come for its {rng.choice(DISHES)}. "
+            f"{town} lies on the river {river or self._some('river')}. Visitors come for its {rng.choice(DISHES)}. "
             f"The market is held on {rng.choice(DAYS)}."
         )
 
-    def _firm(self, firm: str = "", town: str = "") -> str:
+    def _firm(self, firm: str, town: str = "") -> str:
         rng = self._rng
-        firm, town = firm or self._new("firm"), town or self._some("town")
         return (
-            f"{firm} makes {rng.choice(PRODUCTS)}. Its head office stands in {town}. "
+            f"{firm} makes {rng.choice(PRODUCTS)}. Its head office stands in {town or self._some('town')}. "
             f"It was founded in {rng.randrange(1850, 1990)} by {self._some('person')}."
         )
 
@@ -125,21 +118,27 @@ class World:
 
     def _new(self, kind: str) -> str:
         """A name that no other paragraph is about."""
-        for name in self._names[kind]:
-            return name
-        raise ValueError(f"task.lengths must be shorter: the invented world has no {kind} left to tell of")
+        return next(self._names[kind])
 
     def _some(self, kind: str) -> str:
         """A name that is only mentioned; it may come up again."""
-        return _spell(kind, *(self._rng.choice(part) for part in (GIVEN, STARTS, MIDDLES, ENDS[kind])))
+        return _name(kind, self._rng.choice(corpus.words("noun")), self._rng)
 
 
 def _names(kind: str, rng: Random) -> Iterator[str]:
-    """Every name of a kind once, in random order."""
-    parts = list(product(STARTS, MIDDLES, ENDS[kind]))
-    rng.shuffle(parts)
-    return (_spell(kind, rng.choice(GIVEN), *part) for part in parts)
+    """Names of a kind in random order, no noun twice. Plain words, so that a model reads them as it reads others."""
+    nouns = corpus.words("noun")
+    return (_name(kind, noun, rng) for noun in rng.sample(nouns, len(nouns)))
 
 
-def _spell(kind: str, given: str, start: str, middle: str, end: str) -> str:
-    return f"{given} {start}{middle}{end}" if kind == "person" else f"{start}{middle}{end}"
+def _name(kind: str, noun: str, rng: Random) -> str:
+    noun = noun.capitalize()
+    match kind:
+        case "person":
+            return f"{rng.choice(GIVEN)} {noun}"
+        case "town":
+            return f"{rng.choice(corpus.words('adjective')).capitalize()} {noun}"
+        case "firm":
+            return f"{noun} {rng.choice(FIRMS)}"
+        case _:
+            return noun

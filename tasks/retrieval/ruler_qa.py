@@ -1,9 +1,9 @@
 """RULER's question answering: the paragraphs that answer a question among many that do not.
 
     Document 1: ...
-    Document 2: Mira Halbaholt was born in Brenviford. ...
+    Document 2: Mira Picket was born in Quiet Harbor. ...
 
-    In which town was Mira Halbaholt born?  ->  Mira Halbaholt was born in [Brenviford]
+    In which town was Mira Picket born?  ->  Mira Picket was born in [Quiet Harbor]
 
 ``path`` names a file of SQuAD v2 (qa_1) or HotpotQA with distractors (qa_2); the most distracting paragraphs come first, those of
 other questions next. Without a file, question and paragraphs are of an invented world, one sample one world.
@@ -83,7 +83,9 @@ class RulerQA(SizedTask):
         return spec
 
     def sources(self) -> dict[str, str]:
-        return {**corpus.sources(), **({"path": paragraphs.read(self.path).digest} if self.path else {})}
+        if self.path:
+            return {**corpus.sources(), "path": paragraphs.read(self.path).digest}
+        return corpus.sources("words")
 
     def broken(self) -> list[str]:
         if self.hops not in (1, 2):
@@ -95,13 +97,17 @@ class RulerQA(SizedTask):
         return []
 
     def problems(self, tokenizer: Tokenizer) -> list[str]:
-        """Also a file that is too short: its samples would not be as long as they say."""
+        """Also a file or a world that is too small: its samples would not be as long as they say."""
         found = super().problems(tokenizer)
-        if found or not self.path:
+        if found:
             return found
-        held = tokens(self.draft(tokenizer, 0, 0)(10**9), tokenizer)
-        if held < max(self.lengths):
-            return [f"task.lengths must be at most {held}, all that task.path holds, got {max(self.lengths)}"]
+        longest = max(self.lengths)
+        held = tokens(
+            self.draft(tokenizer, 0, 0)(longest), tokenizer
+        )  # so many sentences are longer, if there are so many
+        if held < longest:
+            place = "task.path" if self.path else "the invented world"
+            return [f"task.lengths must be at most {held}, all that {place} holds, got {longest}"]
         return []
 
     def _of_world(self, seed: int, index: int) -> Asked:

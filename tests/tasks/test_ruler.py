@@ -155,13 +155,13 @@ def walked(question: str, documents: list[str]) -> tuple[str, str]:
         return str(found[0])
 
     def seat(firm: str) -> str:
-        return tell(rf"{firm} makes \w+\. Its head office stands in (\w+)\.")
+        return tell(rf"{firm} makes \w+\. Its head office stands in ([\w ]+)\.")
 
     def firm(name: str) -> str:
-        return tell(rf"{name} was born in \w+\. \w+ trained as a \w+ and works for ([\w ]+)\.")
+        return tell(rf"{name} was born in [\w ]+\. \w+ trained as a \w+ and works for ([\w ]+)\.")
 
     def birth(name: str) -> str:
-        return tell(rf"{name} was born in (\w+)\.")
+        return tell(rf"{name} was born in ([\w ]+)\.")
 
     def river(town: str) -> str:
         return tell(rf"{town} lies on the river (\w+)\.")
@@ -173,7 +173,7 @@ def walked(question: str, documents: list[str]) -> tuple[str, str]:
         r"In which town was ([\w ]+) born\?": birth,
         r"For which firm does ([\w ]+) work\?": firm,
         r"In which town is the head office of ([\w ]+)\?": seat,
-        r"On which river does (\w+) lie\?": river,
+        r"On which river does ([\w ]+) lie\?": river,
     }
     for form, answer in forms.items():
         if match := re.fullmatch(form, question):
@@ -276,6 +276,11 @@ def test_a_file_that_is_no_such_set_is_named(text: str | None, tmp_path: Path) -
 def test_a_file_that_is_too_short_is_named(squad: Path) -> None:
     (problem,) = load("ruler_qa_1", lengths=[8000], path=str(squad)).problems(Pieces())
     assert re.fullmatch(r"task\.lengths must be at most \d+, all that task\.path holds, got 8000", problem)
+
+
+def test_a_world_that_is_too_small_is_named() -> None:
+    (problem,) = load("ruler_qa_2", lengths=[10**6]).problems(Pieces(10**6))
+    assert re.fullmatch(r"task\.lengths must be at most \d{6}, all that the invented world holds, got 1000000", problem)
 
 
 def test_every_broken_option_is_named() -> None:
