@@ -74,6 +74,7 @@ class JsonLookup(SizedTask):
                 answers=tuple(entry.value for entry in asked),
                 max_new_tokens=budget,
                 answer_prefix=begun,
+                stop=('"',) if self.queries == 1 else (),
                 meta={"depth": depth, "pairs": units + len(asked) + 1},
                 other=self._question([spare.key])[0],
             )
