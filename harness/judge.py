@@ -218,7 +218,7 @@ def _cell_input(group: GroupRecords, cell: CellRecords, look: int) -> CellInput:
         planned_n=group.planned["n"],
         look=look,
         chance=group.task.chance,
-        graded=group.task.graded,
+        graded=group.planned["graded"],
         fidelity=group.task.fidelity,
         fidelity_measures=_fidelity(cell),
     )

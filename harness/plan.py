@@ -415,7 +415,7 @@ def _group(
         prefill=prefill,
         start=start,
         seed=seed,
-        n=n,
+        n=len(samples),  # of a file that holds fewer, all
         samples=samples,
         samples_file=file,
         samples_set=sample_files.set_hash(samples),

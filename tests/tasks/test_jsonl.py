@@ -444,7 +444,7 @@ def test_a_run_on_five_lines(kvgate: Kvgate, tmp_path: Path) -> None:
     rows = [{**row, "context": f"{row['context']} " + "The rain fell on and on. " * 6} for row in FIVE]
     path = written(tmp_path / "my.jsonl", rows)
     words = ["strategy=window", "model=hf", f"model.path={kvgate.model}", f"results_dir={kvgate.results}", "name=r"]
-    said = kvgate("run", *words, "task=jsonl", f"task.path={path}", "n=5", "engine.threads=1")
+    said = kvgate("run", *words, "task=jsonl", f"task.path={path}", "engine.threads=1")
     assert said.code == 0, said.err
     verdict = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())
     (cell,) = verdict["cells"]
