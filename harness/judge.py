@@ -298,10 +298,19 @@ def _evidence(cell: CellRecords) -> list[dict[str, Any]]:
             "layer": layer,
             "acted": all(one.acted for one in found),
             "why": f"acted on {sum(one.acted for one in found)} of {len(found)} samples; the first: {found[0].why}",
-            "facts": {key: sum(one.facts[key] for one in found) / len(found) for key in found[0].facts},
+            "facts": _means([one.facts for one in found]),
         }
         for layer, found in by_layer.items()
     ]
+
+
+def _means(facts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over the samples that have a number; one without bytes of a tier has moved none."""
+    means = {}
+    for key in dict.fromkeys(key for mine in facts for key in mine):
+        known = [mine.get(key, 0.0) for mine in facts if key in mine or key.startswith("bytes_")]
+        means[key] = sum(known) / len(known)
+    return means
 
 
 def _output_tokens(cell: CellRecords) -> float | None:

@@ -18,7 +18,7 @@ from harness.engines.base import Engine, ModelFacts
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
-from harness.types import BadInput, Gate, Sample, State, Unsupported, canonical, digest, strangers
+from harness.types import BadInput, Gate, Sample, Unsupported, canonical, digest, strangers
 from strategies.stack import Stack
 from tasks.base import Task
 
@@ -82,17 +82,12 @@ class Plan:
     compare: tuple[str, ...] = ()  # strategies that are also compared with each other
 
     def missing(self, group: Group) -> dict[str, set[str]]:
-        """By cell address, the ids of samples that have no answer yet; failures of infrastructure are tried again."""
+        """By cell address, the ids of samples that have no answer yet, or one that another try may better."""
         wanted = {sample.id: sample.hash for sample in group.samples}
         missing = {}
         for cell in group.cells:
             records, _ = self.store.cell(cell.address).read(wanted)
-            done = {
-                key
-                for key, record in records.items()
-                if not (record.state is State.FAILED and record.fault == "infrastructure")
-            }
-            missing[cell.address] = set(wanted) - done
+            missing[cell.address] = set(wanted) - {key for key, record in records.items() if record.final}
         return missing
 
     def units(self) -> list[dict[str, Any]]:
@@ -210,8 +205,8 @@ def plan(jobs: Sequence[Job]) -> Plan:
         groups=_groups(jobs, store, engine, facts, stacks, control, tasks),
         compare=compare,
     )
-    if idle := [problem for group in plan.groups for problem in _idle(group)]:
-        raise BadInput(*dict.fromkeys(idle))
+    if found := [problem for group in plan.groups for problem in (*_idle(group), *_crowded(group, facts))]:
+        raise BadInput(*dict.fromkeys(found))
     return plan
 
 
@@ -438,6 +433,21 @@ def _samples(store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: in
     except ValueError as error:
         raise BadInput(*(f"{problem} (task {task.name})" for problem in str(error).splitlines())) from error
     return file, sample_files.load(file)
+
+
+def _crowded(group: Group, facts: ModelFacts) -> list[str]:
+    """Rooms that the longest request of the group does not fit into, with all the answer tokens that it may have."""
+    problems = []
+    for cell in group.cells:
+        if cell.stack.paging:
+            for sample, tokens in zip(group.samples, group.tokens, strict=True):
+                after = facts.tokenizer.prompt_tokens(sample) - tokens + sample.max_new_tokens
+                try:
+                    cell.stack.paging.room(cell.stack.most_held(tokens, facts.shape) + after)
+                except Unsupported as error:
+                    problems.append(f"{error} (task {group.label}, with its answer)")
+                    break
+    return problems
 
 
 def _idle(group: Group) -> list[str]:

@@ -146,6 +146,12 @@ class Record:
     fault: Fault | None = None
     seconds: float = 0.0  # wall time of the joint run this record came from; never a speed of the cell
 
+    @property
+    def final(self) -> bool:
+        """Whether another try would say the same: no machine failed, and nothing that was stored elsewhere was lost."""
+        lost = any(evidence.facts.get("recomputed_layers", 0.0) for evidence in self.evidence)
+        return not lost and not (self.state is State.FAILED and self.fault == "infrastructure")
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -58,6 +58,7 @@ def _run_group(
     cells = [row.cell for batch in batches for row in batch]
     for cell in cells:
         store.cell(cell).note_loaded(facts)
+    session.forget()
     lost = 0
     todo = {cell: set(ids) for cell, ids in group["missing"].items()}
     for sample in sample_files.load(Path(group["samples_file"]), group["n"]):

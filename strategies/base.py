@@ -413,7 +413,10 @@ class Store(ABC):
         return sum(t.numel() * t.element_size() for t in self.tensors())
 
     def facts(self) -> dict[str, Tensor]:
-        """Numbers worth reporting about what the format did (clipped elements, say), each ``[R]``."""
+        """Numbers worth reporting about what the format did (clipped elements, say), each ``[R]``.
+
+        They can be told while the tensors held are away.
+        """
         return {}
 
 
@@ -434,6 +437,11 @@ class Format(ABC):
     @abstractmethod
     def quantized_tokens(self, tokens: int) -> int:
         """How many of ``tokens`` stored tokens have left full precision (keys or values, whichever is more)."""
+
+    @property
+    def numbers(self) -> Format | None:
+        """What decides the numbers that are stored, whatever room is set aside for them; None where they stay exact."""
+        return self
 
     def of_heads(self, heads: Tensor) -> Format:
         """This format for rows that hold a single head each, row i head ``heads[i]`` of the layer."""
@@ -701,9 +709,7 @@ class Offload(Layer):
 
     slot: ClassVar[str] = "offload"
     on_latents: ClassVar[bool] = True
-    places: ClassVar[frozenset[str]] = frozenset(
-        {"persist"}
-    )  # options that say where and how long, not what: see ``spec``
+    places: ClassVar[frozenset[str]] = frozenset()  # options that say where and not what: see ``spec``
 
     on_loss: str = "recompute"
     persist: bool = False

@@ -155,6 +155,11 @@ class Stack:
 
         return [(held(layer, window),) * shape.kv_heads for layer, window in enumerate(shape.windows)]
 
+    def most_held(self, tokens: int, shape: KVShape) -> int:
+        """The most that one head may hold of a prompt of ``tokens``."""
+        uneven = self.evict is not None and self.evict.spread == "heads"  # then some head may keep everything
+        return tokens if uneven else max(map(max, self.kept(tokens, shape)))
+
     def formula_bytes(self, tokens: int, shape: KVShape, counts: Sequence[tuple[int, ...]] | None = None) -> int:
         """Predicted bytes held after a prompt of ``tokens``, over all layers.
 

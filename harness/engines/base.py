@@ -81,6 +81,10 @@ class Session(ABC):
         """``stack`` with what its calibrating layers learn from the first ``tokens`` tokens of ``text``."""
 
     @abstractmethod
+    def forget(self) -> None:
+        """Samples of another kind follow: what earlier ones left behind for later ones to reuse is not theirs."""
+
+    @abstractmethod
     def run(
         self,
         sample: Sample,

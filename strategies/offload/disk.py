@@ -18,6 +18,9 @@ from strategies.base import KVShape, Lost, Offload
 from strategies.offload.bounded import Bounded
 
 SUFFIX, BESIDE = ".kv", ".part"
+OURS = re.compile(
+    r"([0-9a-f]{2})[0-9a-f]*\.layer\d{3}\.kv(\.[0-9a-f]{32}\.part)?"
+)  # in the folder of the first two digits
 KEY = re.compile(r"\w[\w-]*(/[\w-]+)*", re.ASCII)
 STALE_S = 3600  # a file still being written is younger
 
@@ -126,9 +129,12 @@ def _touch(file: Path) -> None:
 
 
 def _files(path: Path, suffix: str) -> Iterator[tuple[Path, os.stat_result]]:
+    """Files of ours with this suffix. Names of other programs' files may end alike."""
     for file in path.glob(f"??/*{suffix}"):
-        with suppress(FileNotFoundError):  # deleted by another process just now
-            yield file, file.stat()
+        name = OURS.fullmatch(file.name)
+        if name and name[1] == file.parent.name:
+            with suppress(FileNotFoundError):  # deleted by another process just now
+                yield file, file.stat()
 
 
 def _not_writable(path: Path) -> str | None:

@@ -36,6 +36,10 @@ class Roomy(Format):
     def quantized_tokens(self, tokens: int) -> int:
         return self.inner.quantized_tokens(tokens) if self.inner else 0
 
+    @property
+    def numbers(self) -> Format | None:
+        return self.inner
+
     def of_heads(self, heads: Tensor) -> Format:
         return replace(self, inner=self.inner.of_heads(heads)) if self.inner else self
 

@@ -37,8 +37,8 @@ class TokenStore(ColumnStore):
     """Keys and values as two ``TokenCodes``."""
 
     def facts(self) -> dict[str, Tensor]:
-        codes = next(self.tensors())
-        return {"clipped_elements": codes.new_zeros(len(codes), dtype=torch.int64)}  # a token's own scale fits it
+        rows = len(next(self.tensors()))
+        return {"clipped_elements": torch.zeros(rows, dtype=torch.int64)}  # a token's own scale fits it
 
 
 class FrozenCodes(FrozenColumns):

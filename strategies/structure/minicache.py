@@ -164,7 +164,7 @@ class PairStore(Store):
     def facts(self) -> dict[str, Tensor]:
         """``retained_vectors``: keys and values that this layer keeps unmerged; and what its number formats report."""
         rows, heads, count = self.own[0].shape[:3]
-        found = {"retained_vectors": torch.full((rows,), 2 * heads * count, device=self.own[0].device)}
+        found = {"retained_vectors": torch.full((rows,), 2 * heads * count)}
         if self.side == "lower":
             found |= {key: self.shared.of(self.side, each) for key, each in self.shared.store.facts().items()}
         for key, each in (self.tail.facts() if self.tail else {}).items():

@@ -93,7 +93,8 @@ class LayerBuilder:
             return [Slot(row, None, None, self.held, self.layer)]
         view = self.whole.layers[self.index]
         if policy.score_on == "stored":
-            view = self._read_back(view, self.formats[row])
+            format = self.formats[row]
+            view = self._read_back(view, format.numbers if format else None)
         source = view._replace(keys=view.keys[:, : self.held], values=view.values[:, : self.held])
         budget = policy.layer_budget(self.prompt.tokens, self.index, len(self.prompt.layers))
         if budget >= self.held:
@@ -218,6 +219,9 @@ class LayerBuilder:
         positions = self._positions(by_row[row][0])  # heads of such a row keep equally many tokens: one slot
         mass = None if self.layer.mass is None else self.layer.mass.gather(1, positions)
         view = self.layer._replace(positions=positions, mass=mass)
+        if self.prompt.whole:  # the queries and instructions of a question that is not in the cache are nobody's
+            spans = None if view.spans is None else view.spans[: self.held]
+            view = view._replace(window_queries=None, spans=spans)
         if policy.rerotate:
             self._rope()  # or say at once that there is none
         format = self.formats[row]

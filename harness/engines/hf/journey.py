@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 
@@ -21,11 +21,30 @@ class Depot:
     """A tier, and the thread that fetches from it."""
 
     def __init__(self, offload: Offload) -> None:
-        self.tier: Tier = offload.tier()
+        try:
+            self.tier = offload.tier()
+        except OSError as error:
+            self.tier = Unreachable(error)
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvgate-fetch")
 
     def close(self) -> None:
         self.thread.shutdown(cancel_futures=True)
+
+
+class Unreachable(Tier):
+    """A tier that could not be connected to: nothing goes there."""
+
+    def __init__(self, why: OSError) -> None:
+        self.why = why
+
+    def put(self, key: str, data: bytes) -> str:
+        raise self.why
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        raise self.why
+
+    def delete(self, key: str) -> None:
+        raise self.why
 
 
 class Journey:
@@ -58,6 +77,7 @@ class Journey:
         self.lost: list[str] = []
         self.broken: OSError | None = None  # what a tier that does not answer said: it is not asked again
         self.coming: dict[int, Future[tuple[list[Tensor], str, int, float]]] = {}
+        self.looks: dict[int, list[tuple[torch.Size, torch.dtype]]] = {}  # of the tensors of each layer
         self.away = [index for index in range(len(cache.joint)) if self._leave(index, stored)]
         for index in self.away:
             cache.joint[index].arrivals[row] = partial(self._arrive, index)
@@ -67,6 +87,7 @@ class Journey:
 
     def forget(self) -> None:
         """Delete from the tier what was put there. A tier that does not answer keeps it."""
+        wait(self.coming.values())
         with suppress(OSError):
             for key in self.sent:
                 self.depot.tier.delete(key)
@@ -74,6 +95,7 @@ class Journey:
     def _leave(self, index: int, stored: bool) -> bool:
         """Send one layer away; False if no tier would take it, and it stays."""
         tensors = [tensor for bucket in self.layers[index] for tensor in bucket.leave()]
+        self.looks[index] = _looks(tensors)
         if stored:
             return True
         start = time.perf_counter()
@@ -98,7 +120,9 @@ class Journey:
                 self.coming[ahead] = self.depot.thread.submit(self._fetch, ahead)
         start = time.perf_counter()
         try:
-            tensors, tier, size, took = self.coming[index].result()
+            tensors, tier, size, took = self.coming.pop(index).result()
+            if _looks(tensors) != self.looks[index]:
+                raise Lost(f"{self._name(index)}: what lies there has other shapes than what was stored")
             self.back[tier] += size
             self.in_s += took
         except (Lost, OSError) as error:
@@ -130,6 +154,10 @@ class Journey:
 
     def _name(self, index: int) -> str:
         return f"{self.key}/layer{index:03}"
+
+
+def _looks(tensors: list[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
 def _of(cache: JointCache, index: int, row: int) -> list[Bucket]:

@@ -18,6 +18,7 @@ UNSERVED_OPTIONS = {  # of a configuration, where they are set to anything
     "attention_chunk_size": "attention within chunks of the text",
     "num_kv_shared_layers": "layers that read other layers' keys and values",
 }
+FOLLOW_LENGTH = {"dynamic", "longrope"}  # rotary positions
 SINKS = "learned attention sinks in the softmax"
 UNSERVED_TYPES = {
     "gpt_oss": SINKS,
@@ -77,6 +78,8 @@ def _unserved(config: Any, layers: list[Any]) -> str | None:
     for option, meaning in UNSERVED_OPTIONS.items():
         if getattr(config, option, None):
             return f"{meaning} ({option})"
+    if follows := _rope_types(config) & FOLLOW_LENGTH:
+        return f"rotary angles that follow the length of the text ({', '.join(follows)}), so that chunks of it would disagree"
     if strange := sorted({type(layer).__name__ for layer in layers if type(layer) not in SERVED}):
         return f"cache layers {', '.join(strange)}"
     if not any(isinstance(layer, CacheLayerMixin) for layer in layers):
@@ -90,6 +93,13 @@ def _unserved(config: Any, layers: list[Any]) -> str | None:
         for layer in config.per_layer_config
     }
     return f"layers of different (key/value heads, head dimension): {sorted(sizes)}" if len(sizes) > 1 else None
+
+
+def _rope_types(config: Any) -> set[str]:
+    """How keys are rotated, for all kinds of layers."""
+    options = getattr(config, "rope_parameters", None) or {}
+    by_kind = [options, *(part for part in options.values() if isinstance(part, dict))]
+    return {part["rope_type"] for part in by_kind if "rope_type" in part}
 
 
 def _latent(config: Any) -> bool:

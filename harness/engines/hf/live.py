@@ -124,7 +124,7 @@ class EvictingBucket(Bucket):
             self.trail.drop(positions, stays, self.watch)
 
     def facts(self) -> dict[str, Tensor]:
-        one = torch.ones(1, dtype=torch.long, device=self.keys.device)
+        one = torch.ones(1, dtype=torch.long)
         return {"tokens_held_end": one * self.length, "_evicting_layers": one}
 
 

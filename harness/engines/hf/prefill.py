@@ -53,7 +53,7 @@ class Prefilled:
         if any(self.windows) or self.state_bytes:
             raise Unsupported("sliding windows and linear attention do not keep the beginning of a prompt")
         layers = (layer._replace(keys=layer.keys[:, :tokens], values=layer.values[:, :tokens]) for layer in self.layers)
-        return replace(self, layers=tuple(layers), tokens=tokens, whole=self)
+        return replace(self, layers=tuple(layers), tokens=tokens, reused=min(self.reused, tokens), whole=self)
 
     def unrotated(self) -> tuple[LayerView, ...]:
         """The layers with keys as they were before rotary positions, where these are known."""

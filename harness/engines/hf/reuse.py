@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,19 +32,26 @@ class PrefixCache:
 
         The last token is always computed, for its logits, and so are the last ``query_window``, for their queries.
         """
-        reused = self.index.take(token_ids, most=max(0, len(token_ids) - max(1, query_window)))
-        past = joined([self.blocks[number] for number in reused.blocks[: reused.hit_tokens // self.index.block]])
-        try:
+        with self._all_or_nothing():
+            reused = self.index.take(token_ids, most=max(0, len(token_ids) - max(1, query_window)))
+            past = joined([self.blocks[number] for number in reused.blocks[: reused.hit_tokens // self.index.block]])
             prompt = prefill(model, token_ids, query_window=query_window, past=past, **facts)
-        except BaseException:
-            self._clear()  # places were given to blocks that will never be there
-            raise
-        self._keep(prompt, reused)
+            self._keep(prompt, reused)
         return prompt
 
     def learn(self, prompt: Prefilled, token_ids: list[int]) -> None:
         """Keep a prompt that was computed elsewhere, as if it had been asked here before."""
-        self._keep(prompt, self.index.take(token_ids, most=len(token_ids)))
+        with self._all_or_nothing():
+            self._keep(prompt, self.index.take(token_ids, most=len(token_ids)))
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A prompt that fails leaves places to blocks that will never be there, so everything is forgotten with it."""
+        try:
+            yield
+        except BaseException:
+            self._clear()
+            raise
 
     def _keep(self, prompt: Prefilled, reused: Reused) -> None:
         size = self.index.block

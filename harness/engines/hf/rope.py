@@ -19,7 +19,6 @@ from strategies.base import Exchange, Format, Patch, Room, Store
 
 PROBED = (0, 7)  # positions at which a token is looked at
 SLACK = 0.03  # of a key's length; what bfloat16 rounds, and far from what a wrong rotation does
-STATEFUL = ("dynamic", "longrope")  # their angles follow the longest position asked for, and asking would change them
 
 
 _CHECKED: WeakKeyDictionary[PreTrainedModel, tuple[Rope | None, ...]] = WeakKeyDictionary()
@@ -102,7 +101,7 @@ def _turns(rope: Rope, here: Tensor | None, there: Tensor | None) -> bool:
 def _said(model: PreTrainedModel, layers: int) -> tuple[Rope | None, ...]:
     """The rotation of each layer's keys as the model's rotary module tells it."""
     rotary = getattr(model.base_model, "rotary_emb", None)
-    if not isinstance(rotary, torch.nn.Module) or getattr(rotary, "rope_type", "") in STATEFUL:
+    if not isinstance(rotary, torch.nn.Module):
         return (None,) * layers
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return (_rope(rotary, {}, model.device),) * layers

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -39,13 +40,19 @@ LAYOUT = 1  # of what goes to a tier; raised when the same key would lead to oth
 CALIBRATION_QUERIES = 64  # last queries of each piece that calibrating layers may measure attention with
 
 
+# Where a prompt comes from: computed as a whole, or put together by a prefix layer for policies that vote with so many queries,
+# which are computed. What a strategy reuses must not depend on those beside it.
+Source = tuple[Prefix, int] | None
+
+
 @dataclass(frozen=True)
 class _Work:
     """One sample after its prefill."""
 
     sample: Sample
     tokens: PromptTokens
-    prompts: Mapping[Prefix | None, Prefilled]  # as each prefix layer gives it; None: computed as a whole
+    prompts: Mapping[Source, Prefilled]
+    compress: Compress
     prefill: Prefill
     stored: bool  # whether an earlier process has stored what goes to a tier
     seed: int
@@ -80,8 +87,11 @@ class HFSession(Session):
         self.tokenizer = facts.tokenizer
         self._calibrations: dict[tuple[str, int], tuple[Prefilled, ...]] = {}
         self._fitted: dict[tuple[object, ...], tuple[Format | None, ...]] = {}
-        self._prefixes: dict[tuple[Prefix, Compress], PrefixCache] = {}
+        self._prefixes: dict[Source, PrefixCache] = {}
         self._depots: dict[Offload, Depot] = {}
+
+    def forget(self) -> None:
+        self._prefixes.clear()
 
     def close(self) -> None:
         for depot in self._depots.values():
@@ -129,24 +139,27 @@ class HFSession(Session):
         asked = self.tokenizer.prompt(asking)
         exact = asked.context if compress == "context" else asked.context + asked.rest
         everyone = [row for rows in batches for row in rows]
-        prompts: dict[Prefix | None, Prefilled] = {}
-        try:
-            for prefix in dict.fromkeys(
-                row.stack.prefix for row in everyone
-            ):  # the baseline's first, computed as a whole
-                stacks = [row.stack for row in everyone if row.stack.prefix == prefix]
-                cache = self._prefix_cache(prefix, compress)
+        prompts: dict[Source, Prefilled] = {}
+        for source in dict.fromkeys(
+            _source(row.stack) for row in everyone
+        ):  # the baseline's first, computed as a whole
+            mine = [row for row in everyone if _source(row.stack) == source]
+            try:
+                cache = self._prefix_cache(source)
                 if cache and start == "warm":
                     cache.learn(prompts[None], exact)
-                prompts[prefix] = self._prefill(asked, exact, stacks, asking, seed, cache)
-            if compress == "other":
-                prompts = {prefix: prompt.beginning(len(tokens.context)) for prefix, prompt in prompts.items()}
-        except Exception as error:
-            yield from (_failed(row, tokens, error, time.perf_counter() - began) for row in everyone)
-            return
+                prompts[source] = self._prefill(asked, exact, [row.stack for row in mine], asking, seed, cache)
+            except Exception as error:
+                lost = mine if prompts else everyone
+                yield from (_failed(row, tokens, error, time.perf_counter() - began) for row in lost)
+                if not prompts:
+                    return
+        batches = [[row for row in rows if _source(row.stack) in prompts] for rows in batches]
+        if compress == "other":
+            prompts = {source: prompt.beginning(len(tokens.context)) for source, prompt in prompts.items()}
         reference = Reference(leader=everyone[0])
-        work = _Work(sample, tokens, prompts, prefill, start == "restarted", seed, reference, began)
-        for rows in batches:
+        work = _Work(sample, tokens, prompts, compress, prefill, start == "restarted", seed, reference, began)
+        for rows in filter(None, batches):
             yield from self._isolated(work, rows)
 
     def _isolated(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
@@ -164,13 +177,13 @@ class HFSession(Session):
                 answers = [answer for row in rows for answer in self._isolated(work, [row])]
         yield from answers
 
-    def _prefix_cache(self, prefix: Prefix | None, compress: Compress) -> PrefixCache | None:
-        """What ``prefix`` keeps of earlier prompts of this kind."""
-        if prefix is None:
+    def _prefix_cache(self, source: Source) -> PrefixCache | None:
+        """What is kept of earlier prompts, if the prompt is to be put together from that."""
+        if source is None:
             return None
-        if (prefix, compress) not in self._prefixes:
-            self._prefixes[prefix, compress] = PrefixCache(prefix)
-        return self._prefixes[prefix, compress]
+        if source not in self._prefixes:
+            self._prefixes[source] = PrefixCache(source[0])
+        return self._prefixes[source]
 
     def _prefill(
         self,
@@ -204,7 +217,7 @@ class HFSession(Session):
         count, stop = min(steps + 1, sample.max_new_tokens), () if sample.follow else sample.stop
         ahead = replace(sample, max_new_tokens=count, stop=stop, follow=False)
         full = Stack("full")
-        work = _Work(ahead, tokens, {None: prompt}, "exact", False, 0, Reference(Row("", full)), 0.0)
+        work = _Work(ahead, tokens, {None: prompt}, "prompt", "exact", False, 0, Reference(Row("", full)), 0.0)
         cache, logits = self._filled(work, [full], watch=0)
         self._decode(work, cache, logits, [])
         masses = [layer.watch.mass[:, : prompt.tokens] if layer.watch else None for layer in cache.joint]
@@ -248,7 +261,8 @@ class HFSession(Session):
                     self._depots[stack.offload] = Depot(stack.offload)
                 journeys[at] = Journey(
                     self._depots[stack.offload],
-                    self._address(work, stack),
+                    # what does not persist is found by nobody else, and its end is nobody else's loss
+                    self._address(work, stack) if stack.offload.persist or work.stored else uuid4().hex,
                     cache,
                     at,
                     stored=work.stored,
@@ -269,6 +283,8 @@ class HFSession(Session):
                 "stack": {slot: spec for slot, spec in stack.spec().items() if slot != "offload"},
                 "lesson": stack.lesson,
                 "prefill": work.prefill if stack.packs else "exact",
+                "compress": work.compress,
+                "sample": work.sample.hash,  # what policies had in view: questions, instructions, what was answered
                 "prompt": work.prompt_ids,
                 "chance": _chance(work.seed, work.sample),
             },
@@ -281,10 +297,10 @@ class HFSession(Session):
         ``watch`` is the baseline's row, if what it goes on to look at is to be noted.
         """
         new_tokens = len(work.question) + work.sample.max_new_tokens
-        logits = torch.stack([work.prompts[stack.prefix].logits for stack in stacks])
+        logits = torch.stack([work.prompts[_source(stack)].logits for stack in stacks])
         cache, there = None, []
-        for (prefix, chunked), rows in self._alike(work, stacks).items():
-            prompt, mine = work.prompts[prefix], [stacks[row] for row in rows]
+        for (source, chunked), rows in self._alike(work, stacks).items():
+            prompt, mine = work.prompts[source], [stacks[row] for row in rows]
             if chunked:
                 part, logits[rows] = self._fed(work, mine, prompt.tokens + new_tokens)
             else:
@@ -299,11 +315,11 @@ class HFSession(Session):
         assert cache is not None
         return cache, logits
 
-    def _alike(self, work: _Work, stacks: Sequence[Stack]) -> dict[tuple[Prefix | None, bool], list[int]]:
+    def _alike(self, work: _Work, stacks: Sequence[Stack]) -> dict[tuple[Source, bool], list[int]]:
         """Rows that are filled in the same way: from the same prompt, or chunk by chunk. The baseline's come first."""
-        alike: dict[tuple[Prefix | None, bool], list[int]] = {}
+        alike: dict[tuple[Source, bool], list[int]] = {}
         for row, stack in enumerate(stacks):
-            alike.setdefault((stack.prefix, work.prefill == "chunked" and stack.packs), []).append(row)
+            alike.setdefault((_source(stack), work.prefill == "chunked" and stack.packs), []).append(row)
         return alike
 
     def _fed(self, work: _Work, stacks: Sequence[Stack], capacity: int) -> tuple[JointCache, Tensor]:
@@ -347,7 +363,7 @@ class HFSession(Session):
     ) -> tuple[Evidence, ...]:
         shape, tokens = self.about.shape, work.prompt.tokens
         exact = Stack("full").formula_bytes(tokens, shape)
-        hits = work.prompts[stack.prefix].reused
+        hits = work.prompts[_source(stack)].reused
         facts = {
             "stored_bytes": float(stored),
             "exact_bytes": float(exact),
@@ -361,7 +377,8 @@ class HFSession(Session):
         if stack.paging:
             facts |= stack.paging.facts([held for heads in counts for held in heads])
             if stack.paging.pool_gib and state.stored_bytes_end:
-                facts["admitted_requests"] = float(stack.paging.pool_gib * 2**30 // state.stored_bytes_end)
+                request = state.stored_bytes_end + work.prompt.state_bytes
+                facts["admitted_requests"] = float(stack.paging.pool_gib * 2**30 // request)
         if stack.prefix:
             facts["hit_tokens"] = float(hits)
         if stack.offload:
@@ -393,6 +410,13 @@ class HFSession(Session):
             unpacked_elements=(wider - formula) // bytes_each,
             full_elements=Stack("full").formula_bytes(prompt.tokens, shape) // bytes_each,
         )
+
+
+def _source(stack: Stack) -> Source:
+    if stack.prefix is None:
+        return None
+    policies = [policy for policy in (stack.evict.phases() if stack.evict else ()) if policy]
+    return stack.prefix, max((policy.query_window for policy in policies), default=0)
 
 
 def _other(sample: Sample) -> Sample:
