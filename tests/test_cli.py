@@ -476,3 +476,21 @@ def test_a_folder_is_no_part_of_a_cell(kvgate: Kvgate, tmp_path: Path) -> None:
     assert not (tmp_path / "two").exists() or not list(
         (tmp_path / "two").rglob("*.kv")
     )  # the second run had all it needed
+
+
+def test_a_room_that_the_longest_request_does_not_fit_into_is_refused_before_the_run(kvgate: Kvgate) -> None:
+    said = kvgate.run("strategy=static", "strategy.paging.tokens=100")
+    assert said.code == 2 and "strategy.paging.tokens is too small" in said.err and "with its answer" in said.err
+
+
+def test_a_restart_that_looked_in_the_wrong_place_is_not_the_last_word(kvgate: Kvgate, tmp_path: Path) -> None:
+    words = ["strategy=fp8", "strategy/offload=disk", "strategy.offload.persist=true", "gate.margin=0.3"]
+    right, wrong = (f"strategy.offload.path={tmp_path / name}" for name in ("kv", "elsewhere"))
+    assert kvgate.run(*words, right, "name=first", "n=2").code == 0
+    acted = []
+    for place, n in ((wrong, 2), (right, 2), (right, 3)):  # the third sample was never stored
+        said = kvgate.run(*words, place, "start=restarted", "name=again", f"n={n}")
+        assert said.code == 0, said.err
+        verdict = json.loads((kvgate.results / "runs" / "again" / "verdict.json").read_text())
+        acted.append(next(e for e in verdict["cells"][0]["evidence"] if e["layer"] == "offload/disk")["why"])
+    assert [why.split(";")[0] for why in acted] == [f"acted on {k} of {n} samples" for k, n in ((0, 2), (2, 2), (2, 3))]

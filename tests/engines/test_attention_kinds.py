@@ -436,6 +436,20 @@ SHAPE = KVShape(3, 1, 4, 32, 4, value_dim=16)
         ("gemma4_text", {"layer_types": MIX, "num_kv_shared_layers": 0}, "layers of different"),
         ("gemma4_text", {"layer_types": MIX, "num_kv_shared_layers": 1}, "read other layers"),
         ("llama", {"kv_lora_rank": 8}, "no expand_kv"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "follow the length"),
+        (
+            "phi3",
+            {
+                "original_max_position_embeddings": 256,
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [2.0] * 8,
+                },
+            },
+            "follow the length",
+        ),
     ],
 )
 def test_models_that_cannot_be_served_are_refused_before_weights_load(

@@ -22,12 +22,13 @@ from strategies.evict.window import Window
 from strategies.offload.disk import Disk
 from strategies.offload.host import Host
 from strategies.offload.s3 import S3
+from strategies.packet import pack
 from strategies.prefix.reuse import Reuse
 from strategies.quant.flexgen import FlexGen4
 from strategies.quant.fp8 import FP8
 from strategies.stack import Stack
 from strategies.structure.minicache import MiniCache
-from tests.contract.layers import STACKS
+from tests.contract.layers import EVICTIONS, STACKS
 from tests.engines.test_hf import FULL, fitted, open_session, run, sample, tokens
 from tests.s3server import BUCKET
 
@@ -339,6 +340,64 @@ def test_an_answer_that_ends_at_once_reads_nothing_back(session: HFSession, tmp_
     assert tokens(answers["full away"]) == tokens(answers["full"])
     assert not evidence(answers["full away"]).acted
     assert answers["full away"].memory == answers["full"].memory
+
+
+def test_an_answer_of_one_token_is_an_answer_whatever_is_away(session: HFSession, tmp_path: Path) -> None:
+    """Formats and evictions report about themselves while their tensors are away."""
+    one = replace(sample(0), max_new_tokens=1)
+    disk = Disk(path=str(tmp_path))
+    answers = asked(session, one, [*STACKS, PAIRS, *(away(stack, disk) for stack in [*STACKS, PAIRS])])
+    for stack in [*STACKS, PAIRS]:
+        gone = answers[f"{stack.name} away"]
+        assert gone.response is not None, (stack.name, gone.error)
+        assert tokens(gone) == tokens(answers[stack.name]) and gone.memory == answers[stack.name].memory
+
+
+def test_what_persists_is_not_deleted_by_a_row_that_does_not(session: HFSession, tmp_path: Path) -> None:
+    stack, disk = Stack("fp8", quant=FP8()), Disk(path=str(tmp_path))
+    stays = replace(away(stack, replace(disk, persist=True)), name="stays")
+    asked(session, sample(0), [FULL, stays, replace(away(stack, disk), name="goes")])
+    again = asked(session, sample(0), [FULL, stays], start="restarted")["stays"]
+    assert evidence(again).acted
+
+
+@pytest.mark.parametrize("change", [{"compress": "other"}, {"other": "who else?"}, {"instructions": ("what is",)}])
+def test_whatever_a_policy_had_in_view_is_part_of_the_key(
+    session: HFSession, change: dict[str, Any], tmp_path: Path
+) -> None:
+    """Tokens that were kept for one question are not those that are kept for another."""
+    stack = away(Stack("s", evict=EVICTIONS["adakv"]), Disk(path=str(tmp_path), persist=True))
+    one = sample(0, other="and which one came before it?")
+    first = "context" if "compress" in change else "other"
+    asked(session, one, [FULL, stack], compress=first)
+    later = replace(one, **{key: value for key, value in change.items() if key != "compress"})
+    mode = {"compress": change.get("compress", first), "start": "restarted"}
+    again = asked(session, later, [FULL, stack], **mode)[stack.name]
+    assert again.response is not None and "not there" in evidence(again).why
+
+
+def test_an_object_that_looks_otherwise_is_lost(session: HFSession) -> None:
+    def other_shapes(what: str, key: str) -> None:
+        if what == "get" and key.endswith("layer001"):
+            shelf.objects[key] = pack([torch.zeros(3)], key)
+
+    shelf = Shelf(broken=other_shapes)
+    stack = Stack("fp8", quant=FP8())
+    answers = asked(session, sample(0), [FULL, stack, away(stack, shelf)])
+    assert tokens(answers["fp8 away"]) == tokens(answers["fp8"])
+    assert "other shapes" in evidence(answers["fp8 away"]).why
+
+
+def test_a_tier_that_cannot_be_connected_to_costs_its_row_the_journey_alone(tiny: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Nowhere(Shelf):
+        def tier(self) -> Tier:
+            raise OSError("nowhere: no route to host")
+
+    for fresh in open_session(tiny):
+        answers = asked(fresh, sample(0), [FULL, away(FULL, Nowhere())])
+        assert tokens(answers["full away"]) == tokens(answers["full"])
+        assert "no route to host" in evidence(answers["full away"]).why
 
 
 def test_a_reused_prefix_goes_away_like_any_other(session: HFSession, tmp_path: Path) -> None:

@@ -104,6 +104,16 @@ def test_every_stack_answers_and_weighs_what_its_formula_says(session: HFSession
         assert answer.memory is not None and answer.memory.stored_bytes == answer.memory.formula_bytes, name
 
 
+def test_evictions_while_decoding_hear_their_own_question_alone(session: HFSession) -> None:
+    """The votes and the instructions of the other question are not of this conversation."""
+    stack = Stack("s", evict=SnapKV(keep=0.3, window=30, every=4))
+    one = reused(1, new=40, instructions=(OTHER[:12],))
+    answer = run(session, one, [FULL, stack], "other")["s"]
+    assert answer.response is not None, answer.error
+    (facts,) = [e.facts for e in answer.evidence]
+    assert facts["tokens_held_end"] < facts["tokens_kept"] + 40
+
+
 def test_the_other_question_is_part_of_a_sample_and_its_absence_is_not() -> None:
     assert sample(0).hash == replace(sample(0), other="").hash != reused(0).hash
 

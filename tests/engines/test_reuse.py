@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from harness.engines.base import Answer, Row
+from harness.engines.hf import reuse
 from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.reuse import PrefixCache
@@ -155,6 +156,47 @@ def test_a_wrong_block_is_noticed_by_these_tests(session: HFSession) -> None:
             values.neg_()
     answers = run(session, about(shared, 1), [FULL, REUSE])
     assert tokens(answers["reuse"]) != tokens(answers["full"])
+
+
+@pytest.mark.parametrize(
+    "start, where", [("cold", "joined"), ("cold", "prefill"), ("cold", "slice"), ("warm", "slice")]
+)
+def test_a_prompt_that_fails_leaves_nothing_for_others_to_find(
+    session: HFSession, start: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Places were promised to its blocks; another prompt's keys must not be read from there."""
+
+    def fail(*args: object, **kw: object) -> None:
+        raise MemoryError("out of memory")
+
+    shared, rows = sample(0, length=300), [Row("full", FULL), Row("reuse", REUSE)]
+    run(session, about(sample(7, length=300), 0), [FULL, REUSE])
+    with monkeypatch.context() as patch:
+        patch.setattr(reuse, where, fail, raising=False)  # ``slice`` is first used when blocks are to be kept
+        answers = {a.cell: a for a in session.run(shared, [rows], compress="prompt", start=start, seed=0)}  # type: ignore[arg-type]
+        assert answers["full"].response is not None and "out of memory" in answers["reuse"].error
+    for index in range(2):
+        answers = run(session, about(shared, index), [FULL, REUSE])
+        assert tokens(answers["reuse"]) == tokens(answers["full"])
+    assert hits(answers["reuse"]) > 0
+
+
+def test_what_is_reused_does_not_depend_on_the_rows_beside(tiny: Path) -> None:
+    wide = Stack("wide", evict=SnapKV(keep=0.5, window=100), prefix=Reuse(block=BLOCK))
+    seen = []
+    for stacks in ([FULL, REUSE], [FULL, wide, REUSE]):
+        for fresh in open_session(tiny):
+            for index in range(2):
+                answers = run(fresh, about(sample(1, length=120), index), stacks)
+            seen.append(hits(answers["reuse"]))
+    assert seen[0] == seen[1] > 0
+
+
+def test_samples_of_another_kind_find_nothing(session: HFSession) -> None:
+    one = sample(1, length=120)
+    run(session, one, [FULL, REUSE])
+    session.forget()
+    assert hits(run(session, one, [FULL, REUSE])["reuse"]) == 0
 
 
 def test_each_setting_keeps_its_own_blocks(session: HFSession) -> None:

@@ -183,6 +183,19 @@ def test_files_lie_where_their_keys_say_and_foreign_ones_stay(tmp_path: Path) ->
             tier.put(key, b"a")
 
 
+def test_files_of_others_are_neither_counted_nor_deleted_whatever_they_are_called(tmp_path: Path) -> None:
+    theirs = ["tv/episode.mkv.part", "no/notes.kv", "no/my notes.kv", "ab/ab12.layer000.kv.part", "cd/ab12.layer000.kv"]
+    for name in theirs:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * 2000)
+        os.utime(tmp_path / name, (1, 1))
+    tier = Disk(path=str(tmp_path), max_gib=1000 / 2**30).tier()
+    tier.put(KEY, b"1" * 600)
+    tier.put(OTHER, b"2" * 600)
+    assert all((tmp_path / name).exists() for name in theirs)
+    assert not has(tier, KEY) and has(tier, OTHER)
+
+
 def test_files_and_the_order_of_their_use_outlast_the_process(tmp_path: Path) -> None:
     layer = Disk(path=str(tmp_path), max_gib=gib(250), persist=True)
     tier = layer.tier()

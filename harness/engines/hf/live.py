@@ -64,7 +64,8 @@ class EvictingBucket(Bucket):
             joined = flat if self.queries is None else torch.cat([self.queries, flat], dim=1)
             self.queries = joined[:, -self.policy.query_window :]
         self.due -= query.shape[3]
-        if self.due <= 0:
+        heard = self.queries is None or self.queries.shape[1] >= self.policy.query_window
+        if self.due <= 0 and heard:  # a reused context brings no queries of its own: the vote waits for them
             self._evict(scaling)
             self.due = self.policy.every
         return out
