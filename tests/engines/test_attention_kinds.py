@@ -440,6 +440,7 @@ SHAPE = KVShape(3, 1, 4, 32, 4, value_dim=16)
         (
             "phi3",
             {
+                "head_dim": 16,
                 "original_max_position_embeddings": 256,
                 "rope_parameters": {
                     "rope_type": "longrope",
