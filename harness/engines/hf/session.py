@@ -140,9 +140,10 @@ class HFSession(Session):
         exact = asked.context if compress == "context" else asked.context + asked.rest
         everyone = [row for rows in batches for row in rows]
         prompts: dict[Source, Prefilled] = {}
-        for source in dict.fromkeys(
+        sources = dict.fromkeys(
             _source(row.stack) for row in everyone
-        ):  # the baseline's first, computed as a whole
+        )  # the baseline's comes first: computed as a whole
+        for source in sources:
             mine = [row for row in everyone if _source(row.stack) == source]
             try:
                 cache = self._prefix_cache(source)
