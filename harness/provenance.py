@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("kvgate", "torch", "transformers", "datasets", "hydra-core", "scipy", "statsmodels", "pandas", "matplotlib")
-OPTIONAL = {"vllm": "a serving engine", "lm-eval": "task sets of the hub"}
+OPTIONAL = {"vllm": "a serving engine", "lm-eval": "task sets of the hub", "boto3": "offload to S3"}
 
 
 def versions() -> dict[str, str | None]:

@@ -375,18 +375,18 @@ class HFSession(Session):
         }
         if work.prompt.state_bytes:
             facts["state_bytes"] = float(work.prompt.state_bytes)  # of linear layers, left as they are
+        own = {"prefix": {"hit_tokens": float(hits)}, "offload": moved.facts()}
         if stack.paging:
-            facts |= stack.paging.facts([held for heads in counts for held in heads])
+            own["paging"] = stack.paging.facts([held for heads in counts for held in heads])
             if stack.paging.pool_gib and state.stored_bytes_end:
                 request = state.stored_bytes_end + work.prompt.state_bytes
-                facts["admitted_requests"] = float(stack.paging.pool_gib * 2**30 // request)
-        if stack.prefix:
-            facts["hit_tokens"] = float(hits)
-        if stack.offload:
-            facts |= moved.facts()
+                own["paging"]["admitted_requests"] = float(stack.paging.pool_gib * 2**30 // request)
         answered = max(0, state.seen - tokens)
         acted = stack.acted(tokens, shape, counts, answered, hits, moved)
-        return tuple(Evidence(layer, yes, why, facts) for layer, (yes, why) in acted.items())
+        return tuple(
+            Evidence(layer, yes, why, {**facts, **own.get(layer.split("/")[0], {})})
+            for layer, (yes, why) in acted.items()
+        )
 
     def _memory(
         self,
