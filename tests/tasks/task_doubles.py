@@ -33,13 +33,30 @@ ROOM = {
     "secret": 80,
     "function_search": 280,
     "next_line": 160,
+    "output_prediction": 280,
 }
 
 # Tasks whose answer has to be worked out, so it need not stand in the text.
-WORKED_OUT = {"fidelity", "world", "ledger", "registers", "countdown", "instructions", "secret", "next_line"}
+WORKED_OUT = {
+    "fidelity",
+    "world",
+    "ledger",
+    "registers",
+    "countdown",
+    "instructions",
+    "secret",
+    "next_line",
+    "output_prediction",
+}
 
 # Tokens of a unit of filler, where it is more than a sentence.
-UNIT = {"ruler_niah_multikey_3": 96, "json_lookup": 96, "countdown": 64, "function_search": 360}
+UNIT = {
+    "ruler_niah_multikey_3": 96,
+    "json_lookup": 96,
+    "countdown": 64,
+    "function_search": 360,
+    "output_prediction": 240,
+}
 
 
 class Pieces:
