@@ -103,4 +103,5 @@ def main() -> None:
     end(order["token"], 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -240,4 +240,5 @@ def main() -> None:
     json.dump({"reason": why, "output": said.decode(errors="replace")}, sys.stdout)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,12 @@ from harness.types import Sample
 from tasks.base import Task
 
 ROOT = Path(__file__).resolve().parents[2]
-GIVEN = ("hub", "jsonl", "lm_eval")  # their questions come from data that a test must bring
+GIVEN = (
+    "hub",
+    "human_eval",
+    "jsonl",
+    "lm_eval",
+)  # their questions come from data that a test must bring, or run programs
 NAMES = tuple(sorted({path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")} - {*GIVEN}))
 
 # Tokens above 320 that the question, answer and examples of a task need: what shortens golden files and tests adds them.
