@@ -185,4 +185,4 @@ def _begun(prompt: str, entry: str) -> str:
     """``prompt`` up to the docstring of the function ``entry``."""
     function = next(node for node in ast.parse(prompt).body if isinstance(node, ast.FunctionDef) and node.name == entry)
     docstring = next(node for node in function.body if isinstance(node, ast.Expr))
-    return "\n".join(prompt.splitlines()[: docstring.lineno - 1]).rstrip()
+    return "\n".join(prompt.splitlines()[: docstring.lineno - 1]).strip()
