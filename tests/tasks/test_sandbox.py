@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -98,6 +100,8 @@ def canary() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="canary-", dir="/var/tmp") as folder:
         file = Path(folder) / "canary"
         file.write_text("a secret")
+        file.chmod(0o666)
+        file.parent.chmod(0o777)  # whoever is let in may do all
         yield file
 
 
@@ -184,12 +188,33 @@ def test_an_innocent_program_passes(walls: Walls) -> None:
     source = (
         "import collections, dataclasses, hashlib, math, os, random, re, string, typing\n"
         "@dataclasses.dataclass\nclass Point:\n    x: int\n"
+        "assert os.getuid() != 0\n"
         "open('notes', 'w').write('kept')\nassert open('notes').read() == 'kept'\nos.remove('notes')\n"
         "print(Point(3), hashlib.md5(b'').hexdigest())\n"
     )
     outcome = run(source, ROOMY, walls)
     assert (outcome.passed, outcome.reason) == (True, "passed")
     assert outcome.output == "Point(x=3) d41d8cd98f00b204e9800998ecf8427e\n"
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_processes_that_were_let_begin_end_with_their_program(
+    namespaces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that left the session and the process that began them."""
+    if not namespaces:
+        monkeypatch.setattr(sandbox, "PYTHON", os.path.realpath("/usr/bin/python3"))
+    if not grants(Walls(namespaces), sandbox.PYTHON):
+        pytest.skip("this machine does not grant these walls")
+    source = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(60)\n"
+        "    os._exit(0)\nos.wait()\nprint('begun')\n"
+    )
+    outcome = run(source, ROOMY, Walls(namespaces, hook=False))
+    if outcome.reason == "raised BlockingIOError":
+        pytest.skip("a user who is not root cannot begin a process without namespaces")
+    assert (outcome.reason, outcome.output) == ("passed", "begun\n")
+    assert programs() == []
 
 
 def test_the_environment_is_empty(walls: Walls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +224,33 @@ def test_the_environment_is_empty(walls: Walls, monkeypatch: pytest.MonkeyPatch)
     assert "SECRET" not in outcome.output
     assert "site-packages" not in outcome.output
     assert outcome.output.endswith(" 1\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all other tests are about that user already")
+def test_a_user_who_is_not_root_has_the_same_walls(canary: Path) -> None:
+    """Its namespaces are another kind: they begin with one of users."""
+    for name in ("sandbox.py", "jail.py", "guard.py"):
+        shutil.copy(Path(sandbox.__file__).with_name(name), canary.parent)
+    names = ("call by TCP", "read a file", "write a file", "fork bomb", "kill everyone", "outlive it")
+    sources = ["print(1)", *(f"CANARY = {str(canary)!r}\nPORT = 1\n{HOSTILE[name]}" for name in names)]
+    code = f"import sandbox\nfor s in {sources!r}:\n    print(sandbox.run(s, walls=sandbox.Walls(True, False)).reason)"
+    told = subprocess.run(
+        [os.path.realpath("/usr/bin/python3"), "-B", "-c", code],
+        **{"cwd": canary.parent, "user": 1234, "group": 1234, "extra_groups": [], "capture_output": True, "text": True},
+    )
+    if "SandboxError" in told.stderr or "No such file" in told.stderr:
+        pytest.skip("this machine grants such a user no namespaces, or has no python3 for it")
+    assert told.stdout.split("\n") == [
+        "passed",
+        "raised OSError",
+        *["raised FileNotFoundError"] * 2,
+        "raised BlockingIOError",
+        "raised ProcessLookupError",
+        "raised OSError",
+        "",
+    ]
+    assert canary.read_text() == "a secret"
+    assert programs() == []
 
 
 def test_another_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
