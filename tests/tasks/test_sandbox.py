@@ -11,9 +11,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -123,17 +124,27 @@ def listener() -> Iterator[tuple[int, list[object]]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def programs() -> list[str]:
-    """The processes, here or in any namespace, that run the sandbox's guard or were begun by it."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+@pytest.fixture
+def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """The processes, here or in any namespace, that this test's guard runs in or has begun."""
+    mark = f"# {uuid4()}"
+    folder = tmp_path_factory.mktemp("marked")
+    for name in ("sandbox.py", "jail.py", "guard.py"):
+        shutil.copy(sandbox.HERE / name, folder)
+    with (folder / "guard.py").open("a") as guard:
+        guard.write(mark)  # the text is on the command line of the program's process
+    monkeypatch.setattr(sandbox, "HERE", folder)
+
+    def found() -> list[str]:
+        names = []
+        for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
             try:
-                text = (entry / "cmdline").read_bytes() + os.fsencode(os.readlink(entry / "cwd"))
+                if mark.encode() in (entry / "cmdline").read_bytes():
+                    names.append(entry.name)
             except OSError:
                 continue
-            if b"The inside of the sandbox" in text or b"kvgate-program-" in text:
-                found.append(entry.name)
+        return names
+
     return found
 
 
@@ -143,6 +154,7 @@ def test_a_hostile_program_fails_and_touches_nothing(
     walls: Walls,
     canary: Path,
     listener: tuple[int, list[object]],
+    programs: Callable[[], list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,7 +211,7 @@ def test_an_innocent_program_passes(walls: Walls) -> None:
 
 @pytest.mark.parametrize("namespaces", [True, False])
 def test_processes_that_were_let_begin_end_with_their_program(
-    namespaces: bool, monkeypatch: pytest.MonkeyPatch
+    namespaces: bool, programs: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that left the session and the process that began them."""
     if not namespaces:
@@ -227,10 +239,10 @@ def test_the_environment_is_empty(walls: Walls, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="all other tests are about that user already")
-def test_a_user_who_is_not_root_has_the_same_walls(canary: Path) -> None:
+def test_a_user_who_is_not_root_has_the_same_walls(canary: Path, programs: Callable[[], list[str]]) -> None:
     """Its namespaces are another kind: they begin with one of users."""
     for name in ("sandbox.py", "jail.py", "guard.py"):
-        shutil.copy(Path(sandbox.__file__).with_name(name), canary.parent)
+        shutil.copy(sandbox.HERE / name, canary.parent)
     names = ("call by TCP", "read a file", "write a file", "fork bomb", "kill everyone", "outlive it")
     sources = ["print(1)", *(f"CANARY = {str(canary)!r}\nPORT = 1\n{HOSTILE[name]}" for name in names)]
     code = f"import sandbox\nfor s in {sources!r}:\n    print(sandbox.run(s, walls=sandbox.Walls(True, False)).reason)"
