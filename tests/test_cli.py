@@ -104,6 +104,9 @@ REFUSED = {
 }
 
 
+RESTARTED = "start=restarted"
+
+
 @pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED.keys())
 def test_bad_input_is_refused_with_field_rule_and_value(kvgate: Kvgate, words: tuple[list[str], str]) -> None:
     overrides, *expected = words
@@ -486,11 +489,19 @@ def test_a_room_that_the_longest_request_does_not_fit_into_is_refused_before_the
 def test_a_restart_that_looked_in_the_wrong_place_is_not_the_last_word(kvgate: Kvgate, tmp_path: Path) -> None:
     words = ["strategy=fp8", "strategy/offload=disk", "strategy.offload.persist=true", "gate.margin=0.3"]
     right, wrong = (f"strategy.offload.path={tmp_path / name}" for name in ("kv", "elsewhere"))
-    assert kvgate.run(*words, right, "name=first", "n=2").code == 0
-    acted = []
-    for place, n in ((wrong, 2), (right, 2), (right, 3)):  # the third sample was never stored
-        said = kvgate.run(*words, place, "start=restarted", "name=again", f"n={n}")
+    came_back = []
+    for place, *more in (
+        (right, "n=3"),
+        (wrong, "n=3", RESTARTED),
+        (right, "n=3", RESTARTED),
+        (right, "n=4", RESTARTED),
+    ):
+        said = kvgate.run(*words, place, *more, "name=r")
         assert said.code == 0, said.err
-        verdict = json.loads((kvgate.results / "runs" / "again" / "verdict.json").read_text())
-        acted.append(next(e for e in verdict["cells"][0]["evidence"] if e["layer"] == "offload/disk")["why"])
-    assert [why.split(";")[0] for why in acted] == [f"acted on {k} of {n} samples" for k, n in ((0, 2), (2, 2), (2, 3))]
+        verdict = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())
+        facts = next(e for e in verdict["cells"][0]["evidence"] if e["layer"] == "offload/disk")["facts"]
+        came_back.append((facts["bytes_in"], facts["recomputed_layers"]))
+    first, lost, found, added = came_back
+    assert first[0] == found[0] > 0 == lost[0]
+    assert first[1] == found[1] == 0 < lost[1]
+    assert 0 < added[0] < found[0] and added[1] > 0  # the fourth sample was never stored

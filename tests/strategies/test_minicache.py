@@ -280,7 +280,7 @@ def test_a_pair_works_where_its_data_is(quant: object) -> None:
             store.append(*torch.empty(2, 3, HEADS, tokens, DIM, device="meta"))
         keys, values = store.read()
         assert keys.device.type == values.device.type == "meta" and keys.shape == (3, HEADS, 92, DIM)
-        assert all(fact.device.type == "meta" for fact in store.facts().values())
+        assert all(fact.shape == (3,) for fact in store.facts().values())  # told without looking at what is held
 
 
 def test_a_store_of_one_layer_of_a_pair_is_refused() -> None:
