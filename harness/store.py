@@ -69,10 +69,13 @@ def _parse(line: str) -> Record:
 
 
 def _rank(record: Record) -> int:
-    """Of several records of one sample the lowest is believed: an answer, then the model's failure, then ours."""
+    """Of several records of one sample the lowest is believed: an answer, one for which something was lost, then the model's
+    failure, then ours."""
     if record.state is State.FAILED:
-        return 3 if record.fault == "infrastructure" else 2
-    return {State.SCORED: 0, State.TRUNCATED: 1}.get(record.state, 4)
+        return 5 if record.fault == "infrastructure" else 4
+    if record.state is State.NOT_RUN:
+        return 6
+    return (record.state is State.TRUNCATED) + (0 if record.final else 2)
 
 
 class Cell:

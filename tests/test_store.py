@@ -56,6 +56,14 @@ def test_a_model_s_failure_outranks_one_of_the_infrastructure(cell: Cell) -> Non
         assert cell.read()[0][f"s{i}"].fault == "model"
 
 
+def test_a_sample_whose_tokens_were_found_outranks_one_whose_were_lost(cell: Cell) -> None:
+    for i in range(20):
+        for lost in (3.0, 0.0):
+            evidence = Evidence("offload/disk", not lost, "", {"recomputed_layers": lost})
+            cell.append([replace(record(f"s{i}"), evidence=(evidence,))])
+        assert cell.read()[0][f"s{i}"].final
+
+
 def test_a_sample_that_changed_under_its_id_does_not_hide_the_new_one(cell: Cell) -> None:
     for i in range(20):
         cell.append([record(f"s{i}", sample_hash="old")])

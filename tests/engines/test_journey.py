@@ -334,12 +334,13 @@ def test_without_an_accelerator_nothing_moves_to_host_memory(session: HFSession)
     assert not one.acted and "no accelerator" in one.why and one.facts["bytes_out"] == 0
 
 
-def test_an_answer_that_ends_at_once_reads_nothing_back(session: HFSession, tmp_path: Path) -> None:
-    one = replace(sample(0), max_new_tokens=1)
-    answers = asked(session, one, [FULL, away(FULL, Disk(path=str(tmp_path)))])
-    assert tokens(answers["full away"]) == tokens(answers["full"])
-    assert not evidence(answers["full away"]).acted
-    assert answers["full away"].memory == answers["full"].memory
+def test_an_answer_that_ends_at_once_gets_its_tokens_back_whoever_is_beside(session: HFSession, tmp_path: Path) -> None:
+    one, gone = replace(sample(0), max_new_tokens=1), away(FULL, Disk(path=str(tmp_path)))
+    for company in ([], [Stack("fp8", quant=FP8()), Stack("more", evict=Window(keep=0.5))]):
+        answers = asked(session, one, [FULL, gone, *company])
+        assert tokens(answers["full away"]) == tokens(answers["full"])
+        assert evidence(answers["full away"]).acted
+        assert answers["full away"].memory == answers["full"].memory
 
 
 def test_an_answer_of_one_token_is_an_answer_whatever_is_away(session: HFSession, tmp_path: Path) -> None:

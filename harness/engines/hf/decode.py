@@ -184,10 +184,12 @@ def _advance(state: RowState, token: int, finite: bool, sample: Sample, tokenize
 
 def _note(cache: JointCache, states: Sequence[RowState]) -> None:
     """Write down what the store of each row that has just finished weighs; rows that finished before are left as noted."""
-    if all(state.running or state.stored_bytes_end is not None for state in states):
+    finished = [row for row, state in enumerate(states) if not state.running and state.stored_bytes_end is None]
+    if not finished:
         return
+    for row in finished:
+        cache.bring_back(row)
     stored, working, facts = (f(len(states)) for f in (cache.stored_bytes, cache.working_bytes, cache.facts))
-    for row, state in enumerate(states):
-        if not state.running and state.stored_bytes_end is None:
-            state.stored_bytes_end, state.working_bytes, state.facts = stored[row], working[row], facts[row]
-            state.seen = cache.get_seq_length()
+    for row in finished:
+        states[row].stored_bytes_end, states[row].working_bytes = stored[row], working[row]
+        states[row].facts, states[row].seen = facts[row], cache.get_seq_length()

@@ -292,6 +292,12 @@ class JointCache(Cache):
             if layer.watch and layer.watch.row is not None:
                 layer.watching(mine[layer.watch.row])
 
+    def bring_back(self, row: int) -> None:
+        """A row that has finished before its tokens were needed gets them back all the same, whoever decodes beside it."""
+        for layer in self.joint:
+            if row in layer.arrivals:
+                layer.arrivals.pop(row)()
+
     def stop_watching(self, running: list[bool]) -> None:
         """A watched row that has finished may stay in the batch for a while; what it is fed there does not count."""
         for layer in self.joint:
