@@ -28,6 +28,7 @@ from tasks.sizing import Draft, SizedTask
 
 _WORD = re.compile(r"[A-Za-z_]\w{5,}")  # a shorter name is a single token that many texts suggest
 _STATEMENTS = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Raise)
+_REPEATED = 2  # lines that begin the answer: without them small models begin a program of their own
 _SHORTEST, _LONGEST = 15, 90  # characters of a line
 _FEW, _FAR = (
     320,
@@ -67,6 +68,7 @@ class NextLine(SizedTask):
         lines = corpus.code().lines
         line = lines[target.place].rstrip()
         least = target.place - target.seen  # the mention is always shown
+        before = "".join(lines[target.place - _REPEATED : target.place])
         budget = len(tokenizer.encode(f"{line}\n")) + 8
 
         def build(units: int) -> Sample:
@@ -75,10 +77,10 @@ class NextLine(SizedTask):
             return Sample(
                 id="",
                 context=f"Read this Python code. Its end is missing.\n\n```python\n{shown}\n```",
-                question="Write the one line of code that comes next.",
+                question="Repeat the last lines of this code, and write the line that comes next.",
                 answers=(line.strip(),),
                 max_new_tokens=budget,
-                answer_prefix="```python\n",
+                answer_prefix=f"```python\n{before}",
                 stop=("\n",),
                 cluster=target.file,
                 meta={"file": target.file, "name": target.name, "lines_above": least, "lines": count},
@@ -102,8 +104,8 @@ class NextLine(SizedTask):
 
     def _by_file(self, length: int) -> dict[str, list[Target]]:
         """Targets whose name was seen as far above as a prompt of ``length`` tokens has room for."""
-        farthest = max(length, _FEW)
-        nearest = min(farthest * 2 // 3, _FAR)
+        room = max(length, _FEW)
+        nearest, farthest = min(room * 3 // 5, _FAR), room * 4 // 5  # a token is a character and a half, or more
         grouped: dict[str, list[Target]] = {}
         for target in targets():
             if nearest <= target.characters <= farthest and target.place - target.seen > self.least:

@@ -37,7 +37,7 @@ ROOM = {
     "instructions": 160,
     "secret": 80,
     "function_search": 280,
-    "next_line": 160,
+    "next_line": 200,
     "output_prediction": 280,
 }
 

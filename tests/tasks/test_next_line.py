@@ -22,9 +22,12 @@ def test_the_name_stands_far_above_and_nowhere_nearer(length: int) -> None:
         assert re.search(rf"\b{name}\b", sample.answers[0])
         above = "\n".join(shown(sample.context))
         *_, last = re.finditer(rf"\b{name}\b", above)
-        assert len(above) - last.start() > length * 0.6
+        assert len(above) - last.start() > length * 0.55
         assert sample.meta["lines_above"] > 8
         assert name not in sample.question
+        assert not re.search(rf"\b{name}\b", sample.answer_prefix)
+        begun = [line for line in sample.answer_prefix.splitlines()[1:] if line.strip()]
+        assert begun == [line for line in shown(sample.context) if line.strip()][-2:]
 
 
 def test_the_answer_is_the_line_that_follows_in_the_file() -> None:
