@@ -68,7 +68,10 @@ class NextLine(SizedTask):
         lines = corpus.code().lines
         line = lines[target.place].rstrip()
         least = target.place - target.seen  # the mention is always shown
-        before = "".join(lines[target.place - _REPEATED : target.place])
+        indent = line[
+            : max(len(line) - len(line.lstrip()) - 1, 0)
+        ]  # the last space is part of the word that follows it
+        before = "".join(lines[target.place - _REPEATED : target.place]) + indent
         budget = len(tokenizer.encode(f"{line}\n")) + 8
 
         def build(units: int) -> Sample:

@@ -26,6 +26,7 @@ def test_the_name_stands_far_above_and_nowhere_nearer(length: int) -> None:
         assert sample.meta["lines_above"] > 8
         assert name not in sample.question
         assert not re.search(rf"\b{name}\b", sample.answer_prefix)
+        assert sample.answers[0][:8] not in sample.answer_prefix.splitlines()[-1]
         begun = [line for line in sample.answer_prefix.splitlines()[1:] if line.strip()]
         assert begun == [line for line in shown(sample.context) if line.strip()][-2:]
 
