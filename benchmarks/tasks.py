@@ -23,10 +23,13 @@ from typing import Any
 
 import yaml
 
-from benchmarks.runs import MODEL, markdown, record
-from harness.make import make
+HERE = Path(__file__).resolve().parent
+sys.path = [folder for folder in sys.path if Path(folder).resolve() != HERE]  # or this file is the package of its name
 
-CONF = Path(__file__).resolve().parents[1] / "conf" / "task"
+from benchmarks.runs import MODEL, markdown, record  # noqa: E402
+from harness.make import make  # noqa: E402
+
+CONF = HERE.parent / "conf" / "task"
 TASKS = {  # lm-eval's name: ours
     "niah_single_1": "ruler_niah_single_1",
     "niah_multikey_2": "ruler_niah_multikey_2",
