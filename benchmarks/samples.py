@@ -5,8 +5,8 @@ library in a process of its own, one after the other. lm-eval always makes 500 s
 grows by from 100 samples to 500 of the same task. Without lm-eval (`pip install 'kvgate[lmeval]' nltk wonderwords scipy`) its
 side is left out and said to be. Prints one JSON object; --table prints the Markdown table from it.
 
-    python benchmarks/tasks.py [--samples 500] [--length 4096] > benchmarks/results/tasks.json
-    python benchmarks/tasks.py --table benchmarks/results/tasks.json
+    python benchmarks/samples.py [--samples 500] [--length 4096] > benchmarks/results/samples.json
+    python benchmarks/samples.py --table benchmarks/results/samples.json
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ from typing import Any
 
 import yaml
 
-HERE = Path(__file__).resolve().parent
-sys.path = [folder for folder in sys.path if Path(folder).resolve() != HERE]  # or this file is the package of its name
+from benchmarks.runs import MODEL, markdown, record
+from harness.make import make
 
-from benchmarks.runs import MODEL, markdown, record  # noqa: E402
-from harness.make import make  # noqa: E402
-
-CONF = HERE.parent / "conf" / "task"
+CONF = Path(__file__).resolve().parents[1] / "conf" / "task"
 TASKS = {  # lm-eval's name: ours
     "niah_single_1": "ruler_niah_single_1",
     "niah_multikey_2": "ruler_niah_multikey_2",
@@ -112,7 +109,7 @@ def main() -> None:
     tasks = {name: {side: measured(side, name, options) for side in sides} for name in TASKS}
     totals = {side: sum(task[side]["seconds"] for task in tasks.values()) for side in sides}
     share = totals["kvgate"] / totals["lm-eval"] if "lm-eval" in totals else None
-    print(json.dumps(record("tasks", length=options.length, tasks=tasks, seconds=totals, share=share), indent=1))
+    print(json.dumps(record("samples", length=options.length, tasks=tasks, seconds=totals, share=share), indent=1))
 
 
 if __name__ == "__main__":
