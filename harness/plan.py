@@ -6,7 +6,7 @@ Everything that can be checked without weights is checked here, and all problems
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from harness import calibration
 from harness import compare as comparisons
 from harness import samples as sample_files
-from harness.engines.base import Engine, ModelFacts
+from harness.engines.base import Engine, ModelFacts, Support
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
@@ -183,9 +183,8 @@ def plan(jobs: Sequence[Job]) -> Plan:
     if engine is not None and facts is not None:
         for stack in stacks.values():
             problems += stack.problems(facts.shape)
-            problems += _prefills(engine, stack, facts, {job.config["prefill"] for job in jobs})
         problems += [p.replace("strategy.", "gate.control.") for p in control.problems(facts.shape)] if control else []
-        problems += _compresses(engine, facts, {job.config["compress"] for job in jobs})
+        problems += _modes(engine, stacks.values(), facts, jobs)
         if any(stack.calibrates for stack in stacks.values()):
             problems += calibration.problems(first["calibration"], facts.tokenizer)
         for task in tasks.values():
@@ -288,30 +287,27 @@ def _tasks(jobs: Sequence[Job]) -> tuple[dict[str, Task], list[str]]:
 
 
 def _refusals(engine: Engine, stack: Stack, field: str = "strategy") -> list[str]:
-    answers = [(layer, engine.supports(layer)) for layer in stack.layers()]
-    return [
-        f"{field}.{layer.slot}: engine {engine.name} refuses {layer.slot}/{layer.name}: {answer.why}"
-        for layer, answer in answers
-        if not answer.yes
-    ]
+    found = []
+    for layer in stack.layers():
+        found += _refused(f"{field}.{layer.slot}", engine, f"{layer.slot}/{layer.name}", engine.supports(layer))
+    return found
 
 
-def _prefills(engine: Engine, stack: Stack, facts: ModelFacts, asked: set[str]) -> list[str]:
-    answers = {prefill: engine.prefills(stack, prefill, facts.shape) for prefill in asked}  # type: ignore[arg-type]
-    return [
-        f"prefill={prefill}: engine {engine.name} refuses {stack.name}: {answer.why}"
-        for prefill, answer in answers.items()
-        if not answer.yes
-    ]
+def _refused(asked: str, engine: Engine, whom: str, answer: Support) -> list[str]:
+    return [] if answer.yes else [f"{asked}: engine {engine.name} refuses {whom}: {answer.why}"]
 
 
-def _compresses(engine: Engine, facts: ModelFacts, asked: set[str]) -> list[str]:
-    answers = {compress: engine.compresses(compress, facts.shape) for compress in asked}  # type: ignore[arg-type]
-    return [
-        f"compress={compress}: engine {engine.name} refuses {facts.display}: {answer.why}"
-        for compress, answer in answers.items()
-        if not answer.yes
-    ]
+def _modes(engine: Engine, stacks: Iterable[Stack], facts: ModelFacts, jobs: Sequence[Job]) -> list[str]:
+    """Modes that the engine cannot serve for these strategies and this model."""
+    found = []
+    for compress in dict.fromkeys(job.config["compress"] for job in jobs):
+        answer = engine.compresses(compress, facts.shape)
+        found += _refused(f"compress={compress}", engine, facts.display, answer)
+    for prefill in dict.fromkeys(job.config["prefill"] for job in jobs):
+        for stack in stacks:
+            answer = engine.prefills(stack, prefill, facts.shape)
+            found += _refused(f"prefill={prefill}", engine, stack.name, answer)
+    return found
 
 
 def matters(start: str, stack: Stack) -> bool:
@@ -437,16 +433,18 @@ def _samples(store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: in
 
 def _crowded(group: Group, facts: ModelFacts) -> list[str]:
     """Rooms that the longest request of the group does not fit into, with all the answer tokens that it may have."""
+    paged = [(cell.stack, cell.stack.paging) for cell in group.cells if cell.stack.paging]
+    if not paged:
+        return []
     problems = []
-    for cell in group.cells:
-        if cell.stack.paging:
-            for sample, tokens in zip(group.samples, group.tokens, strict=True):
-                after = facts.tokenizer.prompt_tokens(sample) - tokens + sample.max_new_tokens
-                try:
-                    cell.stack.paging.room(cell.stack.most_held(tokens, facts.shape) + after)
-                except Unsupported as error:
-                    problems.append(f"{error} (task {group.label}, with its answer)")
-                    break
+    whole = [facts.tokenizer.prompt_tokens(sample) + sample.max_new_tokens for sample in group.samples]
+    for stack, paging in paged:
+        dropped = (tokens - stack.most_held(tokens, facts.shape) for tokens in group.tokens)
+        try:
+            for tokens, gone in zip(whole, dropped, strict=True):
+                paging.room(tokens - gone)
+        except Unsupported as error:
+            problems.append(f"{error} (task {group.label}, with its answer)")
     return problems
 
 

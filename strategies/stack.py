@@ -46,6 +46,11 @@ class Stack:
         return tuple(layer for layer in layers if layer is not None)
 
     @property
+    def policies(self) -> tuple[Evict, ...]:
+        """What evicts after the prompt, and what does while decoding."""
+        return tuple(policy for policy in (self.evict.phases() if self.evict else ()) if policy)
+
+    @property
     def packs(self) -> bool:
         """Whether tokens are stored as something else than they were computed: what a chunked prefill would read."""
         return self.structure is not None or self.quant is not None
@@ -108,8 +113,7 @@ class Stack:
         """What a reused prefix cannot tell, since the queries of its tokens are not computed again."""
         if not (self.prefix and self.evict):
             return []
-        policies = [policy for policy in self.evict.phases() if policy]
-        wanted = self.evict.needs.union(*(policy.needs for policy in policies)) & {"mass", "moments"}
+        wanted = frozenset().union(*(policy.needs for policy in self.policies)) & {"mass", "moments"}
         told = f"evict/{self.evict.name} asks for the {' and '.join(sorted(wanted))} of all queries of a prompt"
         rule = f"and prefix/{self.prefix.name} computes no queries for tokens that it reuses"
         return [f"strategy.prefix: {told}, {rule}"] if wanted else []

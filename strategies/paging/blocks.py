@@ -67,15 +67,13 @@ class BlockPool:
 
     def fits(self, tokens: Sequence[int], salt: str = "") -> int:
         """How many of ``tokens``, from the first, a new sequence could hold."""
-        found = self.find(tokens, salt)
-        places = len(found) + self.available - sum(block in self._idle for block in found)
-        return min(len(tokens), places * self.block)
+        return self._fits(tokens, self.find(tokens, salt))
 
     def start(self, tokens: Sequence[int], salt: str = "") -> Table:
         """A new sequence, in what is found of it and new blocks; its full blocks can be found from now on."""
-        if self.fits(tokens, salt) < len(tokens):
-            raise NoBlocks(f"{len(tokens)} tokens do not fit: {self.available} blocks of {self.block} are left")
         found = self.find(tokens, salt)
+        if self._fits(tokens, found) < len(tokens):
+            raise NoBlocks(f"{len(tokens)} tokens do not fit: {self.available} blocks of {self.block} are left")
         for block in found:
             self._hold(block)
         hit = len(found) * self.block
@@ -112,6 +110,10 @@ class BlockPool:
         """One table less holds these blocks: a sequence, in order, that is done with."""
         for block in reversed(blocks):
             self._let_go(block)
+
+    def _fits(self, tokens: Sequence[int], found: Sequence[int]) -> int:
+        places = len(found) + self.available - sum(block in self._idle for block in found)
+        return min(len(tokens), places * self.block)
 
     def _chained(self, chain: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
         """The hashes of the full blocks of ``tokens`` that follow ``chain``."""

@@ -97,9 +97,10 @@ class NeedleTurns(SizedTask):
     def _talk(self, tokenizer: Tokenizer, seed: int, talk: int) -> Iterator[Sample]:
         """All turns of one conversation, cut from its last."""
         whole = fill(self.draft(tokenizer, seed, talk), tokenizer, self.length(talk), "task.lengths")
+        hidden = self._facts(seed, talk)
         name = f"{self.name}-{digest({'options': asdict(self), 'seed': seed}, 8)}-{talk:05d}"
         for at in range(self.turns):
-            sample = replace(_turn(whole, self._facts(seed, talk), at), id=f"{name}-turn{at + 1}", cluster=name)
+            sample = replace(_turn(whole, hidden, at), id=f"{name}-turn{at + 1}", cluster=name)
             facts = {"turn": at + 1, "turns": self.turns, "prompt_tokens": tokenizer.prompt_tokens(sample)}
             yield replace(sample, meta={**whole.meta, **facts})
 

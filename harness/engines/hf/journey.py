@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from harness.engines.hf.joint import Bucket, JointCache
+from harness.engines.hf.joint import Bucket, JointCache, JointLayer
 from strategies.base import Lost, Moved, Offload, Tier
 from strategies.packet import pack, unpack
 
@@ -67,7 +67,7 @@ class Journey:
         afresh: Callable[[], JointCache],
     ) -> None:
         self.depot, self.key = depot, key
-        self.layers = [_of(cache, index, row) for index in range(len(cache.joint))]
+        self.layers = [_of(layer, row) for layer in cache.joint]
         self.afresh = afresh
         self.again: JointCache | None = None
         self.sent: list[str] = []  # keys of what was put
@@ -78,9 +78,10 @@ class Journey:
         self.broken: OSError | None = None  # what a tier that does not answer said: it is not asked again
         self.coming: dict[int, Future[tuple[list[Tensor], str, int, float]]] = {}
         self.looks: dict[int, list[tuple[torch.Size, torch.dtype]]] = {}  # of the tensors of each layer
-        self.away = [index for index in range(len(cache.joint)) if self._leave(index, stored)]
-        for index in self.away:
-            cache.joint[index].arrivals[row] = partial(self._arrive, index)
+        self.away = [index for index in range(len(self.layers)) if self._leave(index, stored)]
+        for index, layer in enumerate(cache.joint):
+            if index in self.away:
+                layer.arrivals[row] = partial(self._arrive, index)
 
     def moved(self) -> Moved:
         return Moved(self.out, self.back, self.out_s, self.in_s, self.waited_s, self.lost)
@@ -144,7 +145,7 @@ class Journey:
 
     def _again(self, index: int) -> list[Tensor]:
         self.again = self.again or self.afresh()
-        return [tensor for bucket in _of(self.again, index, 0) for tensor in bucket.leave()]
+        return [tensor for bucket in _of(self.again.joint[index], 0) for tensor in bucket.leave()]
 
     def _put_back(self, index: int, tensors: list[Tensor]) -> None:
         held = iter(tensors)
@@ -160,5 +161,5 @@ def _looks(tensors: list[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
     return [(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
-def _of(cache: JointCache, index: int, row: int) -> list[Bucket]:
-    return [bucket for bucket in cache.joint[index].buckets if row in bucket.rows.tolist()]
+def _of(layer: JointLayer, row: int) -> list[Bucket]:
+    return [bucket for bucket in layer.buckets if row in bucket.rows.tolist()]

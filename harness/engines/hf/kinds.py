@@ -27,22 +27,18 @@ UNSERVED_TYPES = {
     "mimo_v2_flash": SINKS,
     "jamba": "Mamba layers that forget their state when several tokens follow at once, as chunks and questions do",
 }
-CARRIES_STATE = (
-    frozenset(  # hybrids whose linear layers go on from their state, whatever the number of tokens that follow
-        {
-            "bamba",
-            "granitemoehybrid",
-            "kimi_linear",
-            "lfm2",
-            "lfm2_moe",
-            "nemotron_h",
-            "olmo_hybrid",
-            "qwen3_5_moe_text",
-            "qwen3_5_text",
-            "qwen3_next",
-        }
-    )
-)
+CARRIES_STATE = {  # hybrids whose linear layers go on from their state, whatever the number of tokens that follow
+    "bamba",
+    "granitemoehybrid",
+    "kimi_linear",
+    "lfm2",
+    "lfm2_moe",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+}
 
 
 def shape_of(config: Any, dtype: torch.dtype) -> KVShape:

@@ -155,9 +155,8 @@ def reread(model: PreTrainedModel, prompt: Prefilled, token_ids: list[int], ask:
         for start in range(0, prompt.tokens, REREAD_CHUNK):
             chunk = token_ids[start : start + REREAD_CHUNK]
             asked = ask[0] if not start else ask[1] + token_ids[max(0, start - 8) : start]
-            cache = copy(
-                prompt.cache
-            )  # layers replace their tensors when they grow, so the prompt's stay; states do not
+            # layers replace their tensors when they grow, so the prompt's stay; states are written in place
+            cache = copy(prompt.cache)
             cache.layers = [
                 deepcopy(layer) if isinstance(layer, LinearAttentionLayer) else copy(layer)
                 for layer in prompt.cache.layers

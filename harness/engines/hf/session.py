@@ -14,9 +14,7 @@ from uuid import uuid4
 
 import torch
 from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from harness.engines.base import Answer, Compress, ModelFacts, Prefill, Row, Session, Start
 from harness.engines.hf.attention import DECODE, attention
@@ -136,14 +134,12 @@ class HFSession(Session):
         began = time.perf_counter()
         tokens = self.tokenizer.prompt(sample)
         asking = _other(sample) if compress == "other" else sample
-        asked = self.tokenizer.prompt(asking)
+        asked = self.tokenizer.prompt(asking) if compress == "other" else tokens
         exact = asked.context if compress == "context" else asked.context + asked.rest
         everyone = [row for rows in batches for row in rows]
         prompts: dict[Source, Prefilled] = {}
-        sources = dict.fromkeys(
-            _source(row.stack) for row in everyone
-        )  # the baseline's comes first: computed as a whole
-        for source in sources:
+        # the baseline's source comes first: computed as a whole
+        for source in dict.fromkeys(_source(row.stack) for row in everyone):
             mine = [row for row in everyone if _source(row.stack) == source]
             try:
                 cache = self._prefix_cache(source)
@@ -196,7 +192,7 @@ class HFSession(Session):
         cache: PrefixCache | None = None,
     ) -> Prefilled:
         """The exact prefill, as far as ``cache`` lacks it, with everything that any policy of ``stacks`` wants to know."""
-        policies = [policy for stack in stacks if stack.evict for policy in stack.evict.phases() if policy]
+        policies = [policy for stack in stacks for policy in stack.policies]
         width = max((policy.query_window for policy in policies), default=0)
         needs = frozenset().union(*(policy.needs for policy in policies))
         compute = cache.prefill if cache else prefill
@@ -416,8 +412,7 @@ class HFSession(Session):
 def _source(stack: Stack) -> Source:
     if stack.prefix is None:
         return None
-    policies = [policy for policy in (stack.evict.phases() if stack.evict else ()) if policy]
-    return stack.prefix, max((policy.query_window for policy in policies), default=0)
+    return stack.prefix, max((policy.query_window for policy in stack.policies), default=0)
 
 
 def _other(sample: Sample) -> Sample:
