@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 
-from strategies.base import Lost, Tier
+from strategies.base import KVShape, Lost, Offload, Tier
 
 GIB = 2**30
 
@@ -66,3 +67,16 @@ class Bounded(Tier):
             with suppress(Lost):  # somebody else has deleted it
                 self.below.put(key, self.read(key))
         self.delete(key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limited(Offload):
+    """An offload whose tier is ``Bounded``; None for no limit."""
+
+    max_gib: float | None = None
+
+    def problems(self, shape: KVShape) -> list[str]:
+        found = super().problems(shape)
+        if self.max_gib is not None and self.max_gib <= 0:
+            found.append(f"{self.option('max_gib')} must be above 0, got {self.max_gib}")
+        return found

@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import ClassVar
 
-from strategies.base import KVShape, Lost, Offload
-from strategies.offload.bounded import Bounded
+from strategies.base import KVShape, Lost
+from strategies.offload.bounded import Bounded, Limited
 
 SUFFIX, BESIDE = ".kv", ".part"
 OURS = re.compile(
@@ -92,7 +92,7 @@ class DiskTier(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disk(Offload):
+class Disk(Limited):
     """Files in a folder, on whatever file system that is.
 
     Args:
@@ -102,10 +102,9 @@ class Disk(Offload):
     """
 
     name: ClassVar[str] = "disk"
-    places: ClassVar[frozenset[str]] = Offload.places | {"path"}
+    places: ClassVar[frozenset[str]] = Limited.places | {"path"}
 
     path: str | None = None
-    max_gib: float | None = None
 
     def tier(self) -> DiskTier:
         assert self.path is not None
@@ -113,8 +112,6 @@ class Disk(Offload):
 
     def problems(self, shape: KVShape) -> list[str]:
         found = super().problems(shape)
-        if self.max_gib is not None and self.max_gib <= 0:
-            found.append(f"{self.option('max_gib')} must be above 0, got {self.max_gib}")
         if self.path is None:
             found.append(f"{self.option('path')} must be a folder to keep the stored tokens in, got null")
         elif reason := _not_writable(Path(self.path).expanduser()):

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from strategies.base import KVShape, Lost, Moved, Offload
-from strategies.offload.bounded import Bounded
+from strategies.base import KVShape, Lost, Moved
+from strategies.offload.bounded import Bounded, Limited
 
 ABSENT = "this machine has no accelerator: the cache is in host memory already"
 
@@ -42,7 +42,7 @@ class HostTier(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host(Offload):
+class Host(Limited):
     """Pinned host memory. On a machine without an accelerator nothing would move, so nothing is taken.
 
     Args:
@@ -50,8 +50,6 @@ class Host(Offload):
     """
 
     name: ClassVar[str] = "host"
-
-    max_gib: float | None = None
 
     def tier(self) -> HostTier:
         return HostTier(self.max_gib)
@@ -61,8 +59,6 @@ class Host(Offload):
 
     def problems(self, shape: KVShape) -> list[str]:
         found = super().problems(shape)
-        if self.max_gib is not None and self.max_gib <= 0:
-            found.append(f"{self.option('max_gib')} must be above 0, got {self.max_gib}")
         if self.persist:
             found.append(f"{self.option('persist')} must be false: host memory ends with the process, got True")
         return found

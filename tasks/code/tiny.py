@@ -188,8 +188,7 @@ class Repeat:
     def run(self, scope: Scope, program: Program) -> None:
         for number in range(self.count):
             scope[self.name] = number
-            for statement in self.body:
-                statement.run(scope, program)
+            _run(self.body, scope, program)
 
 
 @dataclass(frozen=True)
@@ -207,8 +206,7 @@ class Each:
     def run(self, scope: Scope, program: Program) -> None:
         for item in self.of.value(scope, program):
             scope[self.name] = item
-            for statement in self.body:
-                statement.run(scope, program)
+            _run(self.body, scope, program)
 
 
 @dataclass(frozen=True)
@@ -228,8 +226,7 @@ class IfAbove:
 
     def run(self, scope: Scope, program: Program) -> None:
         above = self.left.value(scope, program) > self.right.value(scope, program)
-        for statement in self.then if above else self.otherwise:
-            statement.run(scope, program)
+        _run(self.then if above else self.otherwise, scope, program)
 
 
 @dataclass(frozen=True)
@@ -247,12 +244,16 @@ class Function:
 
     def returns(self, arguments: Sequence[Any], program: Program) -> Any:
         scope: Scope = dict(zip(self.parameters, arguments, strict=True))
-        for statement in self.body:
-            statement.run(scope, program)
+        _run(self.body, scope, program)
         return self.result.value(scope, program)
 
 
 Program = Mapping[str, Function]
+
+
+def _run(body: Sequence[Statement], scope: Scope, program: Program) -> None:
+    for statement in body:
+        statement.run(scope, program)
 
 
 def _indented(body: Sequence[Statement]) -> Iterator[str]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.types import Response, Sample, Score, State
-from tasks import checks, corpus, scorers
+from harness.types import Response, Sample, Score
+from tasks import checks, corpus
 from tasks.base import Tokenizer
+from tasks.reasoning import result
 from tasks.reasoning.simulation import PEOPLE
 from tasks.sizing import Draft, SizedTask, insert
 
@@ -71,9 +72,7 @@ class Ledger(SizedTask):
         return build
 
     def score(self, sample: Sample, response: Response) -> Score:
-        strict, flexible = scorers.first_number(response.text), scorers.last_number(response.text)
-        detail = {"strict": strict, "flexible": flexible}
-        return Score(State.SCORED, float(strict == sample.answers[0]), strict, detail)
+        return result.score(sample, response)
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("prose")

@@ -20,9 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from harness.types import Response, Sample, Score, State
-from tasks import checks, corpus, scorers
+from harness.types import Response, Sample, Score
+from tasks import checks, corpus
 from tasks.base import Tokenizer
+from tasks.reasoning import result
 from tasks.sizing import Draft, SizedTask, first_of, insert
 
 NAMES = tuple("".join(letters) for letters in product("bdfgklmnprtvz", "aeiou", "bdgklmnprtz"))
@@ -74,9 +75,7 @@ class Registers(SizedTask):
         return build
 
     def score(self, sample: Sample, response: Response) -> Score:
-        strict, flexible = scorers.first_number(response.text), scorers.last_number(response.text)
-        detail = {"strict": strict, "flexible": flexible}
-        return Score(State.SCORED, float(strict == sample.answers[0]), strict, detail)
+        return result.score(sample, response)
 
     def sources(self) -> dict[str, str]:
         return corpus.sources()
