@@ -187,3 +187,23 @@ def test_a_stack_that_was_stored_is_found_after_a_restart(tiny: Path, tmp_path: 
 
 def test_slots_of_a_stack_are_the_slots_there_are() -> None:
     assert set(SLOTS) <= {field.name for field in fields(Stack)} and list(CHOICES) == list(SLOTS)
+
+
+def test_a_pool_admits_as_many_requests_as_its_bytes_hold(session: HFSession) -> None:
+    """By what the request weighs when its answer has ended, room that was set aside included."""
+    pool = 2**20 / 2**30
+    pagings = {"static": Static(tokens=400), "dynamic": Dynamic(), "paged": Paged(block=16)}
+    stacks = [Stack(name, paging=replace(layer, pool_gib=pool)) for name, layer in pagings.items()]  # type: ignore[type-var]
+    answers = answered(session, sample(1, length=100), [FULL, *stacks], start="cold")
+    admitted = {}
+    for name in pagings:
+        memory, (one,) = answers[name].memory, answers[name].evidence
+        assert memory is not None and one.acted
+        admitted[name] = one.facts["admitted_requests"]
+        assert admitted[name] == 2**20 // memory.stored_bytes_end
+        assert one.facts["unused_share"] == pytest.approx(1 - memory.prompt_tokens / one.facts["reserved_tokens"])
+    assert 0 < admitted["static"] < admitted["paged"] <= admitted["dynamic"]
+    assert (
+        "admitted_requests"
+        not in answered(session, sample(1), [FULL, Stack("p", paging=Paged())])["p"].evidence[0].facts
+    )
