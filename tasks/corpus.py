@@ -64,7 +64,11 @@ def passage(words: Sequence[str], rng: random.Random) -> Callable[[int], list[st
 
 def cut(items: Sequence[str], start: int, count: int) -> list[str]:
     """``count`` items from ``start`` on, going round at the end as often as needed."""
-    return [items[at % len(items)] for at in range(start, start + count)]
+    at = start % len(items)
+    found = list(items[at : at + count])
+    while len(found) < count:
+        found += items[: count - len(found)]
+    return found
 
 
 def sentences(text: str) -> list[str]:
@@ -81,6 +85,11 @@ def words(kind: Literal["noun", "adjective"]) -> tuple[str, ...]:
     return tuple(sorted(word for word in listed - rude if re.fullmatch("[a-z]{3,9}", word)))
 
 
+@cache
+def _plain_words() -> tuple[str, ...]:
+    return tuple(sorted({*words("noun"), *words("adjective")}))
+
+
 def name(rng: random.Random) -> str:
     """A name that no text knows: "quiet-harbor"."""
     return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"
@@ -88,7 +97,7 @@ def name(rng: random.Random) -> str:
 
 def all_words(rng: random.Random) -> Iterator[str]:
     """Different words without end: plain ones in random order, then names of two."""
-    plain = sorted({*words("noun"), *words("adjective")})
+    plain = _plain_words()
     yield from rng.sample(plain, len(plain))
     seen: set[str] = set()
     while True:

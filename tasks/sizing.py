@@ -25,16 +25,16 @@ def largest(cost: Callable[[int], int], limit: int) -> int:
     """The largest number of units with ``cost(units) <= limit``; -1 if not even ``cost(0)`` is.
 
     ``cost`` must rise with the units, by one or more each. Every round guesses from the price of a unit seen last and
-    narrows the bracket between the largest fit and the smallest misfit; every fourth round halves it. So the search
+    narrows the bracket between the largest fit and the smallest misfit; every eighth round halves it. So the search
     takes a few rounds when units cost about the same, and ends whatever ``cost`` does.
     """
     fits, used = 0, cost(0)
     misfits = limit - used + 1
-    price = 16.0  # dear on purpose: a first guess that is too small is quick to count and tells the true price
+    price = 64.0  # dear on purpose: a first guess that is too small is quick to count and tells the true price
     rounds = 0
     while misfits - fits > 1:
         rounds += 1
-        step = (misfits - fits) // 2 if rounds % 4 == 0 else int((limit - used) / price)
+        step = (misfits - fits) // 2 if rounds % 8 == 0 else int((limit - used) / price)
         units = min(max(fits + step, fits + 1), misfits - 1)
         seen = cost(units)
         price = max((seen - used) / (units - fits), 1.0)
@@ -75,7 +75,7 @@ def insert(pieces: Sequence[str], inserts: Iterable[tuple[float, str]]) -> list[
     Depth 0 is before the first piece, 1 after the last; in between it is a share of the characters. Texts that fall
     into one gap stand there in order of depth.
     """
-    ends = list(accumulate((len(piece) for piece in pieces), initial=0))
+    ends = list(accumulate(map(len, pieces), initial=0))
     result = list(pieces)
     for shift, (depth, text) in enumerate(sorted(inserts)):
         after = bisect_left(ends, depth * ends[-1])

@@ -68,7 +68,8 @@ class RulerFrequent(SizedTask):
 
     def counts(self, words: int, vocabulary: int) -> list[int]:
         """How often each rank comes up in a text of so many words; ranks that do not are left out."""
-        law = (int(words * rank**-self.alpha / float(zeta(self.alpha))) for rank in range(1, vocabulary + 1))
+        total = float(zeta(self.alpha))
+        law = (int(words * rank**-self.alpha / total) for rank in range(1, vocabulary + 1))
         return list(takewhile(lambda count: count > 0, law))
 
     def score(self, sample: Sample, response: Response) -> Score:

@@ -8,6 +8,8 @@ import re
 from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks import corpus
 
@@ -25,6 +27,13 @@ def test_a_longer_passage_continues_a_shorter_one_and_goes_round() -> None:
     assert all(long.startswith(" ".join(passage(count))) for count in range(20))
     assert len(long.split()) == 20
     assert long[0].isupper()
+
+
+@given(
+    items=st.lists(st.text(max_size=2), min_size=1, max_size=7), start=st.integers(-30, 30), count=st.integers(0, 30)
+)
+def test_cut_goes_round_at_both_ends(items: list[str], start: int, count: int) -> None:
+    assert corpus.cut(items, start, count) == [items[at % len(items)] for at in range(start, start + count)]
 
 
 def test_code_is_real_and_its_places_start_functions_or_classes() -> None:

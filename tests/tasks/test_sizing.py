@@ -50,6 +50,7 @@ def test_even_units_take_few_calls(price: int, limit: int) -> None:
 
     largest(cost, limit)
     assert len(calls) <= 6
+    assert sum(100 + price * units for units in calls) <= 5 * limit  # no guess is far too long
 
 
 def test_fill_names_field_rule_and_value_when_nothing_fits() -> None:

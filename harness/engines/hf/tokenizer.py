@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from harness.engines.hf.counting import WordCounter, parts_at_spaces
 from harness.types import BadInput, Sample, digest
 
 CUT = "\ue000end of context\ue000"  # stands where a prompt is cut while it is rendered; no text holds it
@@ -32,6 +33,11 @@ class PromptTokenizer:
         self._tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.stop_ids = stop_ids
+        self._count: Callable[[str], int] = (
+            WordCounter(tokenizer.backend_tokenizer)
+            if parts_at_spaces(tokenizer)
+            else lambda text: len(self.encode(text))
+        )
 
     @property
     def template_hash(self) -> str:
@@ -46,11 +52,7 @@ class PromptTokenizer:
     def prompt(self, sample: Sample) -> PromptTokens:
         """Token ids of the two pieces of the prompt. They are tokenized apart, so the cut is the same in every mode."""
         head, tail = self._render(sample)
-        context = self.encode(head)
-        bos = self._tokenizer.bos_token_id
-        if bos is not None and not self._tokenizer.chat_template and context[:1] != [bos]:
-            context.insert(0, bos)
-        return PromptTokens(context, self.encode(tail))
+        return PromptTokens(self._mark(head) + self.encode(head), self.encode(tail))
 
     def spans(self, sample: Sample) -> list[int]:
         """For each prompt token the number of the instruction of ``sample`` that it belongs to, -1 for none."""
@@ -66,11 +68,18 @@ class PromptTokenizer:
         return spans
 
     def prompt_tokens(self, sample: Sample) -> int:
-        return sum(len(piece) for piece in self.prompt(sample))
+        head, tail = self._render(sample)
+        return len(self._mark(head)) + self._count(head) + self._count(tail)
 
     def compressed_tokens(self, sample: Sample, compress: str) -> int:
         prompt = self.prompt(sample)
         return len(prompt.context) + (len(prompt.rest) if compress == "prompt" else 0)
+
+    def _mark(self, head: str) -> list[int]:
+        """The beginning of a text, unless it is there or a chat template sees to it."""
+        bos = self._tokenizer.bos_token
+        there = bos is None or self._tokenizer.chat_template or head.startswith(bos)
+        return [] if there else [self._tokenizer.bos_token_id]
 
     def _render(self, sample: Sample) -> tuple[str, str]:
         """The text of the two pieces: up to the end of the context, and all that follows."""
