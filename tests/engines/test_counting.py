@@ -115,6 +115,7 @@ def test_prompt_tokens_is_the_length_of_the_prompt(context: str, question: str, 
     for begun in ("", "<s>"):
         sample = Sample("s", begun + context, question, ("x",), 4)
         assert prompt.prompt_tokens(sample) == sum(map(len, prompt.prompt(sample)))
+        assert prompt.compressed_tokens(sample, "context") == len(prompt.prompt(sample).context)
 
 
 def test_memory_does_not_grow_with_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,12 @@ class PromptTokenizer:
         return spans
 
     def prompt_tokens(self, sample: Sample) -> int:
-        head, tail = self._render(sample)
-        return len(self._mark(head)) + self._count(head) + self._count(tail)
+        return self.compressed_tokens(sample, "prompt")
 
     def compressed_tokens(self, sample: Sample, compress: str) -> int:
-        prompt = self.prompt(sample)
-        return len(prompt.context) + (len(prompt.rest) if compress == "prompt" else 0)
+        head, tail = self._render(sample)
+        context = len(self._mark(head)) + self._count(head)
+        return context + (self._count(tail) if compress == "prompt" else 0)
 
     def _mark(self, head: str) -> list[int]:
         """The beginning of a text, unless it is there or a chat template sees to it."""
