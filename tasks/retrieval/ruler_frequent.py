@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from string import ascii_lowercase
 from typing import ClassVar
@@ -51,12 +52,15 @@ class RulerFrequent(SizedTask):
         least = self._least()
         budget = len(tokenizer.encode(f" {', '.join(coded[:ASKED])}.")) + 8
 
+        @cache  # a word more is often no word more, by the law
+        def text(counts: tuple[int, ...]) -> str:
+            words = [word for word, count in zip(["...", *coded], counts, strict=False) for _ in range(count)]
+            return " ".join(shuffled(words, order))
+
         def build(units: int) -> Sample:
-            counts = self.counts(least + units, vocabulary)
-            text = [word for word, count in zip(["...", *coded], counts, strict=False) for _ in range(count)]
             return Sample(
                 id="",
-                context=f"{INSTRUCTION}\n\n{' '.join(shuffled(text, order))}",
+                context=f"{INSTRUCTION}\n\n{text(self.counts(least + units, vocabulary))}",
                 question="What are the three most frequent coded words of this text? Leave the dots aside.",
                 answers=tuple(coded[:ASKED]),
                 max_new_tokens=budget,
@@ -66,11 +70,11 @@ class RulerFrequent(SizedTask):
 
         return build
 
-    def counts(self, words: int, vocabulary: int) -> list[int]:
+    def counts(self, words: int, vocabulary: int) -> tuple[int, ...]:
         """How often each rank comes up in a text of so many words; ranks that do not are left out."""
         total = float(zeta(self.alpha))
         law = (int(words * rank**-self.alpha / total) for rank in range(1, vocabulary + 1))
-        return list(takewhile(lambda count: count > 0, law))
+        return tuple(takewhile(lambda count: count > 0, law))
 
     def score(self, sample: Sample, response: Response) -> Score:
         return ruler.match_all(sample, response)
