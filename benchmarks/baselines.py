@@ -135,6 +135,9 @@ def main() -> None:
         print(table(json.loads(Path(options.table).read_text(encoding="utf-8"))))
         return
     engine, store = HFEngine(), ResultStore(Path(options.results_dir).absolute())
+    least = [] if options.n >= 1 else [f"--n must be 1 or more, got {options.n}"]
+    if problems := [*least, *store.problems()]:
+        parser.error("\n".join(problems))
     facts = engine.describe(MODEL)
     tasks: dict[str, dict[str, Any]] = {name: {} for name in options.tasks}
     with engine.open(MODEL) as session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -118,6 +119,15 @@ def test_prompt_tokens_is_the_length_of_the_prompt(context: str, question: str, 
         assert prompt.compressed_tokens(sample, "context") == len(prompt.prompt(sample).context)
 
 
+def test_a_text_of_many_words_is_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "KEPT", 5)
+    count = WordCounter(known("gpt2").backend_tokenizer)
+    count._backend = Mock(wraps=count._backend)
+    text = " ".join(map(str, range(100)))
+    assert count(text) == count(text)
+    assert [len(call.args[0]) for call in count._backend.encode_batch_fast.call_args_list] == [99, 0]
+
+
 def test_memory_does_not_grow_with_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "KEPT", 50)
     tokenizer = known("gpt2")
@@ -125,4 +135,4 @@ def test_memory_does_not_grow_with_the_texts(monkeypatch: pytest.MonkeyPatch) ->
     for start in range(0, 2000, 7):
         text = " ".join(map(str, range(start, start + 30)))
         assert count(text) == len(tokenizer.encode(text, add_special_tokens=False))
-        assert len(count._known) <= 50
+        assert len(count._known) <= 50 + 30

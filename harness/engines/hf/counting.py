@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import NFC
 from transformers import PreTrainedTokenizerBase
 
-KEPT = 2**14  # words whose counts are kept, some 2 MB; with more, counting begins anew
+KEPT = 2**14  # words whose counts are kept beside those of the text at hand, some 2 MB; with more, counting begins anew
 PATTERNS = {  # beside GPT-2's, which ByteLevel has built in
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
     + digits
@@ -42,7 +42,7 @@ class WordCounter:
 
     def _learn(self, asked: set[str]) -> None:
         new = asked - self._known.keys()
-        if len(self._known) + len(new) > KEPT:
+        if len(self._known) + len(new) > KEPT + len(asked):
             self._known.clear()
             new = asked
         encoded = self._backend.encode_batch_fast([f" {word}" for word in new], add_special_tokens=False)
