@@ -12,6 +12,7 @@ def describe(plan: Plan) -> str:
     """The plan as text for a terminal."""
     lines = [
         f"model {plan.facts.display} on engine {plan.engine.name}, {len(plan.units())} load(s)",
+        f"generation: {plan.generation.describe()}",
         f"gate: margin {plan.gate.margin} ({plan.gate.margin_kind}), alpha {plan.gate.alpha} over {plan.gate.looks} "
         f"looks, joint power {plan.gate.power}",
     ]
@@ -26,7 +27,7 @@ def _group(plan: Plan, group: Group) -> list[str]:
     todo = set().union(*missing.values())
     prefill = sum(tokens for sample, tokens in zip(group.samples, prompt, strict=True) if sample.id in todo)
     rows = sum(len(ids) for ids in missing.values())
-    answer = max(sample.max_new_tokens for sample in group.samples)
+    answer = max(plan.facts.tokenizer.new_tokens(sample) for sample in group.samples)
     lines = [
         f"{group.id}: {group.n} samples, prompts of {min(prompt)} to {max(prompt)} tokens, up to {answer} answer tokens",
         f"  work: {len(todo)} prefills, {prefill} prompt tokens; {rows} answers in joint decodes of "

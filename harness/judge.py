@@ -15,8 +15,9 @@ import pandas as pd
 from harness import samples as sample_files
 from harness.compare import ComparisonInput, compare
 from harness.make import make
+from harness.pass_at_k import pass_at_k
 from harness.store import Damage, ResultStore
-from harness.types import BadInput, Decision, Gate, Pair, Record, Sample, State, canonical, digest
+from harness.types import BadInput, Decision, Gate, Generation, Pair, Record, Sample, State, canonical, digest
 from harness.verdict import CellInput, CellVerdict, judge_cell, judge_ladders, judge_strategy
 from tasks.base import Task
 
@@ -107,6 +108,7 @@ def judge(
         "command": manifest["command"],
         "model": manifest["model"],
         "engine": manifest["engine"],
+        "gen": manifest.get("gen") or asdict(Generation()),  # runs of before there was a choice
         "gate": {**asdict(gate), "tasks": list(gating)},
         "seed": min(seeds),
         "kvgate": manifest["kvgate"],
@@ -114,6 +116,7 @@ def judge(
         "python": manifest["engine"]["versions"]["python"],
         "strategies": strategies,
         "cells": [facts for _, facts in cells],
+        "pass_at_k": [facts for group in groups for facts in _pass_at_k(group, manifest)],
         "comparisons": [asdict(comparison) for comparison in compare(pairs)],
         "notes": [*dict.fromkeys(notes), *map(str, damaged)],
     }
@@ -262,6 +265,8 @@ def _cell_json(
         "evidence": _evidence(cell),
         "output_tokens": _output_tokens(cell),
         "output_tokens_baseline": _output_tokens(group.baseline),
+        "thinking_cut": _thinking_cut(group, cell),
+        "thinking_cut_baseline": _thinking_cut(group, group.baseline),
         "address": cell.planned["address"],
     }
 
@@ -314,8 +319,26 @@ def _means(facts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _output_tokens(cell: CellRecords) -> float | None:
-    lengths = [len(record.response.token_ids) for record in cell.records.values() if record.response]
+    lengths = [record.response.output_tokens for record in cell.records.values() if record.response]
     return sum(lengths) / len(lengths) if lengths else None
+
+
+def _thinking_cut(group: GroupRecords, cell: CellRecords) -> float | None:
+    """Share of the answers whose thinking used its budget up; None where none thinks."""
+    cut = [record.response.thinking_cut for record in cell.records.values() if record.response]
+    return sum(cut) / len(cut) if cut and any(sample.think for sample in group.samples) else None
+
+
+def _pass_at_k(group: GroupRecords, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of a group whose right/wrong items were answered several times, pass@k of the baseline and of each candidate."""
+    k = manifest.get("gen", {}).get("k", 1)
+    if k == 1 or group.planned["graded"] or group.task.fidelity:
+        return []
+    cells = {group.baseline.planned["strategy"]: group.baseline, **group.candidates}
+    label = group.planned["label"]
+    return [
+        asdict(pass_at_k((name, label, group.mode), group.samples, cell.records, k)) for name, cell in cells.items()
+    ]
 
 
 def _strategies(cells: Sequence[CellVerdict], groups: Sequence[GroupRecords], gate: Gate) -> list[dict[str, Any]]:
@@ -408,7 +431,9 @@ def _rows(group: GroupRecords) -> list[dict[str, Any]]:
                     "expected": ", ".join(sample.answers),
                     "text": response.text if response else "",
                     "finish": response.finish if response else "",
-                    "output_tokens": len(response.token_ids) if response else None,
+                    "output_tokens": response.output_tokens if response else None,
+                    "thinking_tokens": response.thinking_tokens if response else None,
+                    "thinking_cut": response.thinking_cut if response else None,
                     "prompt_tokens": sample.meta.get("prompt_tokens"),
                     "length": sample.meta.get("length"),
                     "depth": sample.meta.get("depth"),

@@ -46,6 +46,7 @@ def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         "model": model,
         "engine": {**engine, "versions": provenance.versions(), "cpu": provenance.cpu()},
         "gate": asdict(plan.gate),
+        "gen": asdict(plan.generation),
         "compare": list(plan.compare),
         "kvgate": provenance.versions()["kvgate"],
         "git": provenance.git_commit(),

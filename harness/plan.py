@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from harness import calibration
 from harness import compare as comparisons
 from harness import samples as sample_files
 from harness.engines.base import Engine, ModelFacts, Support
+from harness.generation import Reserving, drawn, generation_of, num_items
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
-from harness.types import BadInput, Gate, Sample, Unsupported, canonical, digest, strangers
+from harness.types import BadInput, Gate, Generation, Sample, Unsupported, canonical, digest, strangers
 from strategies.stack import Stack
 from tasks.base import Task
 
@@ -77,6 +78,7 @@ class Plan:
     engine: Engine
     facts: ModelFacts
     calibration: Mapping[str, Any]
+    generation: Generation
     gate: Gate
     groups: tuple[Group, ...]
     compare: tuple[str, ...] = ()  # strategies that are also compared with each other
@@ -151,6 +153,8 @@ def plan(jobs: Sequence[Job]) -> Plan:
     problems = _mixed(jobs)
     gate = gate_of(first["gate"])
     problems += gate.problems()
+    generation = generation_of(first["gen"])
+    problems += generation.problems()
     for job in jobs:
         problems += _numbers(job.config)
     store = ResultStore(Path(first["results_dir"]).expanduser().absolute())
@@ -187,8 +191,10 @@ def plan(jobs: Sequence[Job]) -> Plan:
         problems += _modes(engine, stacks.values(), facts, jobs)
         if any(stack.calibrates for stack in stacks.values()):
             problems += calibration.problems(first["calibration"], facts.tokenizer)
+        room = Reserving(facts.tokenizer, generation)
         for task in tasks.values():
-            problems += [f"{problem} (task {task.name})" for problem in task.problems(facts.tokenizer)]
+            problems += [f"{problem} ({_asked(task, room)})" for problem in task.problems(room)]
+    problems += _thoughtful(tasks.values(), generation)
     problems += strangers(gate, {label: tasks[key].fidelity for key, label in _labels(tasks).items()})
     if problems or engine is None or facts is None or control is None:
         raise BadInput(*dict.fromkeys(problems))
@@ -200,18 +206,19 @@ def plan(jobs: Sequence[Job]) -> Plan:
         engine=engine,
         facts=facts,
         calibration=first["calibration"],
+        generation=generation,
         gate=gate,
-        groups=_groups(jobs, store, engine, facts, stacks, control, tasks),
+        groups=_groups(jobs, store, engine, facts, stacks, control, tasks, generation),
         compare=compare,
     )
-    if found := [problem for group in plan.groups for problem in (*_idle(group), *_crowded(group, facts))]:
+    if found := [problem for group in plan.groups for problem in _misfits(group, facts)]:
         raise BadInput(*dict.fromkeys(found))
     return plan
 
 
 def _mixed(jobs: Sequence[Job]) -> list[str]:
     problems = []
-    for key in ("model", "engine", "gate", "calibration"):
+    for key in ("model", "engine", "gate", "calibration", "gen"):
         if len({canonical(job.config[key]) for job in jobs}) > 1:
             problems.append(f"{key}: one run compares strategies on one {key}; start a run for each")
     return problems
@@ -286,6 +293,21 @@ def _tasks(jobs: Sequence[Job]) -> tuple[dict[str, Task], list[str]]:
     return tasks, problems
 
 
+def _asked(task: Task, room: Reserving) -> str:
+    """Whose problem it is, and what its samples have to leave room for."""
+    return f"task {task.name}" + (f", beside {room.reserved} tokens for thinking" if room.reserved else "")
+
+
+def _thoughtful(tasks: Iterable[Task], generation: Generation) -> list[str]:
+    """Tasks that have no place for thinking."""
+    return [
+        f"gen.think_tokens must be 0 for task {task.name}, whose samples follow the baseline's words from the first on, "
+        f"got {generation.think_tokens}"
+        for task in tasks
+        if task.fidelity and generation.thinking
+    ]
+
+
 def _refusals(engine: Engine, stack: Stack, field: str = "strategy") -> list[str]:
     found = []
     for layer in stack.layers():
@@ -344,6 +366,7 @@ def _groups(
     stacks: Mapping[str, Stack],
     control: Stack,
     tasks: Mapping[str, Task],
+    generation: Generation,
 ) -> tuple[Group, ...]:
     members: dict[tuple[str, str, str, str, int], list[Job]] = {}
     for job in jobs:
@@ -351,7 +374,7 @@ def _groups(
         members.setdefault(where, []).append(job)
     labels = _labels(tasks)
     return tuple(
-        _group(labels[key], tasks[key], same, store, engine, facts, stacks, control)
+        _group(labels[key], tasks[key], same, store, engine, facts, stacks, control, generation)
         for (key, *_), same in members.items()
     )
 
@@ -365,12 +388,13 @@ def _group(
     facts: ModelFacts,
     stacks: Mapping[str, Stack],
     control: Stack,
+    generation: Generation,
 ) -> Group:
     """The cells of jobs that share task, seed and mode."""
     config = same[0].config
     compress, prefill, start, seed = (config[key] for key in ("compress", "prefill", "start", "seed"))
     n = max(job.config["n"] for job in same)
-    file, samples = _samples(store, task, facts, n, seed)
+    file, samples = _samples(store, task, facts, n, seed, generation)
 
     def cell(role: str, stack: Stack, layers: Mapping[str, Any], batch: str = "joint") -> PlannedCell:
         ask = {
@@ -385,7 +409,7 @@ def _group(
                 "batch": batch,
             },
             **({"calibration": calibration.spec(config["calibration"])} if stack.calibrates else {}),
-            "generation": "greedy",
+            "generation": generation.spec(),
             "seed": seed,
         }
         return PlannedCell(store.ask(ask), role, stack.name, stack, layers, ask)
@@ -415,20 +439,46 @@ def _group(
     )
 
 
-def _samples(store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: int) -> tuple[Path, list[Sample]]:
-    """The task's samples, from their file if they were made before."""
+def _samples(
+    store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: int, generation: Generation
+) -> tuple[Path, list[Sample]]:
+    """The task's samples as they are generated, from their file if they were made before."""
     prompts = [facts.identity[key] for key in ("tokenizer", "chat_template")]
-    key = digest({"task": task.spec(), "prompts": prompts, "n": n, "seed": seed}, 24)
+    asked = {"task": task.spec(), "prompts": prompts, "n": n, "seed": seed}
+    asked |= {"gen": asdict(generation)} if generation.spec() != "greedy" else {}
+    key = digest(asked, 24)
     file = store.samples_file(key)
     try:
         return file, sample_files.load(file)
     except BadInput:  # not made yet, or damaged
         pass
+    room = Reserving(facts.tokenizer, generation)
     try:
-        sample_files.save(task.samples(facts.tokenizer, n, seed), file)
+        items = task.samples(room, num_items(n, generation), seed)
     except ValueError as error:
-        raise BadInput(*(f"{problem} (task {task.name})" for problem in str(error).splitlines())) from error
+        raise BadInput(*(f"{problem} ({_asked(task, room)})" for problem in str(error).splitlines())) from error
+    sample_files.save(drawn(items, n, generation), file)
     return file, sample_files.load(file)
+
+
+def _misfits(group: Group, facts: ModelFacts) -> list[str]:
+    return [*_idle(group), *_crowded(group, facts), *_overlong(group, facts)]
+
+
+def _overlong(group: Group, facts: ModelFacts) -> list[str]:
+    """Tasks keep prompt and answer short enough; thinking comes on top, and its marks may cut the text into other tokens."""
+    longest = max(_request_tokens(group, facts))
+    if longest <= facts.tokenizer.max_tokens:
+        return []
+    return [
+        f"gen.think_tokens must leave room for prompt and answer of task {group.label}: with its thinking the longest request "
+        f"takes {longest} tokens, the model at most {facts.tokenizer.max_tokens}"
+    ]
+
+
+def _request_tokens(group: Group, facts: ModelFacts) -> list[int]:
+    """Of each sample, the tokens of its prompt and of all that may follow."""
+    return [facts.tokenizer.prompt_tokens(sample) + facts.tokenizer.new_tokens(sample) for sample in group.samples]
 
 
 def _crowded(group: Group, facts: ModelFacts) -> list[str]:
@@ -437,7 +487,7 @@ def _crowded(group: Group, facts: ModelFacts) -> list[str]:
     if not paged:
         return []
     problems = []
-    whole = [facts.tokenizer.prompt_tokens(sample) + sample.max_new_tokens for sample in group.samples]
+    whole = _request_tokens(group, facts)
     for stack, paging in paged:
         dropped = (tokens - stack.most_held(tokens, facts.shape) for tokens in group.tokens)
         try:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from harness.types import BadInput, Sample, digest
+from harness.types import BadInput, Sample, Thinking, digest
 
-_JSON = ("answers", "stop", "instructions", "meta", "turns")
+_JSON = ("answers", "stop", "instructions", "meta", "turns", "think")
 
 
 def save(samples: list[Sample], path: Path) -> None:
@@ -44,6 +44,7 @@ def _sample(row: Mapping[Hashable, Any]) -> Sample:
     facts = {str(key): json.loads(value) if key in _JSON else value for key, value in row.items()}
     facts.update({key: tuple(value) for key, value in facts.items() if isinstance(value, list)})
     facts["turns"] = tuple(map(tuple, facts.get("turns", ())))
+    facts["think"] = Thinking(**facts["think"]) if facts.get("think") else None
     return Sample(**facts)
 
 

@@ -36,6 +36,16 @@ class CalibrationSchema:
 
 
 @dataclass
+class GenSchema:
+    temperature: float = MISSING
+    k: int = MISSING
+    think_tokens: int = MISSING
+    think_open: str = MISSING
+    think_close: str = MISSING
+    stop: list[str] = field(default_factory=list)
+
+
+@dataclass
 class RunSchema:
     model: Any = MISSING
     engine: Any = MISSING
@@ -49,6 +59,7 @@ class RunSchema:
     prefill: str = MISSING
     start: str = MISSING
     calibration: CalibrationSchema = field(default_factory=CalibrationSchema)
+    gen: GenSchema = field(default_factory=GenSchema)
     name: str = MISSING
     results_dir: str = MISSING
     dry_run: bool = False

@@ -33,6 +33,19 @@ class Interval(NamedTuple):
     high: float
 
 
+# --- Several answers to one item ---
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that one of ``k`` answers passes, from ``n`` answers of which ``c`` did.
+
+    The unbiased estimate 1 - C(n-c, k) / C(n, k). Chen et al. 2021, arXiv 2107.03374, eq. 1. Of one answer it is the score.
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
 # --- Right/wrong outcomes: Tango's score test ---
 
 

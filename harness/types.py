@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -49,12 +50,27 @@ Fault = Literal["model", "infrastructure"]
 
 
 @dataclass(frozen=True)
+class Thinking:
+    """Leave to think before the answer: freely until ``close`` appears or ``tokens`` are used, then ``close`` is fed."""
+
+    tokens: int
+    open: str  # ends the prompt, in the place of the sample's answer_prefix
+    close: str  # followed by the answer_prefix; it is found in what the model says without the white space around it
+
+    @property
+    def mark(self) -> str:
+        """What ends the thinking when the model says it."""
+        return self.close.strip()
+
+
+@dataclass(frozen=True)
 class Sample:
     """One question about one context.
 
     ``context`` and ``question`` stay apart so that a cache can be compressed before the question is known.
     A conversation is a sample for each turn, with the turns before it as ``turns``.
-    ``answer_prefix`` is the text with which the model's answer is begun (it is part of the prompt).
+    ``answer_prefix`` is the text with which the model's answer is begun (part of the prompt, or fed after the thinking).
+    ``draw``, ``temperature`` and ``think`` are no task's: the run's ``Generation`` sets them.
     """
 
     id: str  # stable for (task parameters, seed, index); the pairing key
@@ -71,13 +87,17 @@ class Sample:
     other: str = ""  # another question about the context, for which a reused cache may have been compressed
     turns: tuple[tuple[str, str], ...] = ()  # asked and answered before: the first of them follows the context
     system: str = ""  # what the system said first
+    draw: int = 0  # which of several answers to the same item this is
+    temperature: float = 0.0  # 0: greedy
+    think: Thinking | None = None
 
     @property
     def hash(self) -> str:
         """Digest of all that the model sees and is judged by; two records pair only if it is equal."""
         facts = asdict(self)
         facts.pop("meta")
-        for name in ("other", "turns", "system"):  # samples without them keep the hash they had before there were such
+        # samples without them keep the hash they had before there were such
+        for name in ("other", "turns", "system", "draw", "temperature", "think"):
             if not facts[name]:
                 facts.pop(name)
         return digest(facts)
@@ -91,6 +111,13 @@ class Response:
     token_ids: tuple[int, ...]
     finish: Literal["stop", "length", "followed"]  # "followed": the baseline's tokens were fed
     fidelity: Mapping[str, float] | None = None  # kl_mean, kl_p99, top1_agreement, nll_delta (samples that follow)
+    thinking_tokens: int = 0  # said before the answer, which ``text`` and ``token_ids`` hold alone
+    thinking_cut: bool = False  # the thinking used its budget up
+
+    @property
+    def output_tokens(self) -> int:
+        """All that was said, thinking and answer."""
+        return self.thinking_tokens + len(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -204,6 +231,54 @@ class Gate:
         if not 0.5 <= self.power < 1:
             found.append(f"gate.power must be in [0.5, 1), got {self.power}")
         return found
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How all answers of a run are generated, baseline's and candidates' alike. The default is greedy."""
+
+    temperature: float = 0.0  # 0: greedy
+    k: int = 1  # answers drawn to each item
+    think_tokens: int = 0  # 0: no thinking
+    think_open: str = "<think>\n"
+    think_close: str = "\n</think>\n\n"
+    stop: tuple[str, ...] = ()  # end every answer, beside the sample's own
+
+    @property
+    def thinking(self) -> Thinking | None:
+        return Thinking(self.think_tokens, self.think_open, self.think_close) if self.think_tokens else None
+
+    def spec(self) -> str | dict[str, Any]:
+        """What of this decides an answer. How many are drawn does not: more of them are a top-up."""
+        facts = {"temperature": self.temperature, "think": self.thinking and asdict(self.thinking), "stop": self.stop}
+        return {name: fact for name, fact in facts.items() if fact} or "greedy"
+
+    def problems(self) -> list[str]:
+        """All rules this breaks, as one sentence each."""
+        found = []
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            found.append(f"gen.temperature must be 0 (greedy) or more, and finite, got {self.temperature}")
+        if self.k < 1:
+            found.append(f"gen.k must be 1 or more, got {self.k}")
+        if self.k > 1 and self.temperature == 0:
+            found.append(f"gen.k must be 1 while gen.temperature is 0: greedy says the same each time, got {self.k}")
+        if self.think_tokens < 0:
+            found.append(f"gen.think_tokens must be 0 or more, got {self.think_tokens}")
+        if self.thinking and not self.think_open:
+            found.append("gen.think_open must be a text with which thinking begins, got an empty one")
+        if self.thinking and not self.thinking.mark:
+            found.append(f"gen.think_close must be a text that is more than white space, got {self.think_close!r}")
+        if "" in self.stop:
+            found.append(f"gen.stop must hold texts that are not empty, got {list(self.stop)}")
+        return found
+
+    def describe(self) -> str:
+        """In words, for people: ``temperature 0.7, 4 draws an item, up to 200 thinking tokens``."""
+        parts = [f"temperature {self.temperature:g}" if self.temperature else "greedy"]
+        parts += [f"{self.k} draws an item"] * (self.k > 1)
+        parts += [f"up to {self.think_tokens} thinking tokens"] * bool(self.think_tokens)
+        parts += [f"stop at {', '.join(map(repr, self.stop))}"] * bool(self.stop)
+        return ", ".join(parts)
 
 
 def strangers(gate: Gate, fidelity: Mapping[str, bool]) -> list[str]:

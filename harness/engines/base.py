@@ -37,6 +37,10 @@ class EngineTokenizer(Tokenizer, Protocol):
         """Tokens of ``sample`` that are in the cache when it is compressed: of the whole prompt, or of its context."""
         ...
 
+    def new_tokens(self, sample: Sample) -> int:
+        """Tokens that may follow the prompt of ``sample``: its thinking with what ends it, and its answer."""
+        ...
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -97,6 +101,8 @@ class Session(ABC):
     ) -> Iterator[Answer]:
         """Answer one sample with every row, prefilling once.
 
+        The sample says how: greedily or at its ``temperature``, then with noise of (seed, sample id, step) alone, which all
+        rows share; at once or after it has thought (``think``).
         With ``compress="other"`` the context was compressed while ``sample.other`` was asked about it, and is reused.
         With ``prefill="chunked"`` a row that packs its cache reads its prompt chunk by chunk through what it has stored.
         With ``start="warm"`` a row that reuses prefixes has seen this very prompt before; with ``"restarted"`` a row that

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.report.format import missing, percent_range
-from harness.types import Decision
+from harness.types import Decision, Generation
 
 SYMBOLS = {
     Decision.GO: "✓",
@@ -29,6 +29,7 @@ class Outlook:
         self.verdict = verdict
         self.gate: Mapping[str, Any] = verdict.get("gate") or {}
         self.model: Mapping[str, Any] = verdict.get("model") or {}
+        self.generation = generation_of(verdict)
         self.cells: list[Cell] = list(verdict.get("cells") or ())
         self.comparisons: list[Mapping[str, Any]] = list(verdict.get("comparisons") or ())
         self.columns: list[tuple[str, str]] = list(dict.fromkeys((cell["task"], cell["mode"]) for cell in self.cells))
@@ -64,8 +65,19 @@ class Outlook:
         return percent_range(self.fractions(strategy))
 
     @property
+    def generated(self) -> str:
+        """How answers were generated, in words; empty if greedily and at once."""
+        return "" if self.generation.spec() == "greedy" else self.generation.describe()
+
+    @property
     def deploy_dtype(self) -> str:
         return self.model.get("deploy_dtype") or self.model.get("dtype") or "the deployment dtype"
+
+
+def generation_of(verdict: Mapping[str, Any]) -> Generation:
+    """The run's generation settings; greedy where a verdict is older than they are."""
+    given = verdict.get("gen") or {}
+    return Generation(**{**given, "stop": tuple(given.get("stop", ()))})
 
 
 def at(cell: Cell) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.report import sentences, tables
+from harness.report import resamples, sentences, tables
 from harness.report.flips import Flips, find
 from harness.report.format import MISSING, interval, number, percent, signed
 from harness.report.outlook import ORDER, SYMBOLS, Cell, Outlook
@@ -111,13 +111,17 @@ def build(verdict: Mapping[str, Any], samples: pd.DataFrame) -> Page:
         comparison_whys=tuple(sentences.comparison_why(outlook, pair) for pair in outlook.comparisons),
         comparisons_note=sentences.comparisons_note(outlook),
         next_steps=tables.next_steps(outlook),
-        tasks=tuple(TaskPart(outlook.label(column), tables.of_task(outlook, column)) for column in outlook.columns),
+        tasks=tuple(_task(outlook, column) for column in outlook.columns),
         glossary=sentences.glossary(outlook),
         strategies=tuple(_strategy(outlook, entry, cards[entry["name"]], samples) for entry in outlook.strategies),
         memory_note=sentences.memory_note(outlook),
         provenance=tables.provenance(outlook),
         reproduce=sentences.reproduce(outlook),
     )
+
+
+def _task(outlook: Outlook, column: tuple[str, str]) -> TaskPart:
+    return TaskPart(outlook.label(column), (*tables.of_task(outlook, column), *resamples.pass_at_k(outlook, column)))
 
 
 def _card(outlook: Outlook, strategy: Mapping[str, Any], index: int) -> Card:

@@ -80,6 +80,8 @@ def scope(outlook: Outlook) -> tuple[str, ...]:
         "Choosing the best of several strategies is another claim: the winner of 16 that all sit at the margin is a "
         "false GO up to 56 % of the time. Choose on these samples, then confirm the choice once on a fresh seed.",
     ]
+    if outlook.generated:
+        found.append(f"It holds for answers generated like this, on both sides: {outlook.generated}.")
     if not missing(looks) and looks > 1:
         alpha = outlook.gate.get("alpha")
         found.append(

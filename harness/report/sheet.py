@@ -14,7 +14,8 @@ CELL_FIELDS = (
     *("strategy", "task", "mode", "decision", "gating", "n", "clusters", "baseline", "score", "delta", "ci_low"),
     *("ci_high", "margin", "alpha", "p_value", "test", "gained", "lost", "lost_pairs", "flip_rate", "noise_flip_rate"),
     *("control_delta", "n_needed", "n_needed_observed", "min_margin", "look", "looks", "left_out", "not_acted"),
-    *("truncated", "failed", "output_tokens_baseline", "output_tokens", "address"),
+    *("truncated", "failed", "output_tokens_baseline", "output_tokens", "thinking_cut_baseline", "thinking_cut"),
+    "address",
 )
 COMPARISON_FIELDS = (
     *("a", "b", "task", "mode", "finding", "within_margin", "n", "clusters", "samples", "a_score", "b_score", "delta"),

@@ -81,6 +81,8 @@ def _test(cells: Mapping[str, Cell]) -> Table:
 def _basis(cells: Mapping[str, Cell]) -> Table:
     columns = ("strategy", "gating", "noise ψ₀", "control d", "lost pairs", "truncated", "failed", "left out")
     columns += ("not acted", "answer tokens, full → it")
+    thinking = any(not missing(cell.get("thinking_cut")) for cell in cells.values())
+    columns += ("thinking cut, full → it",) * thinking
     rows = tuple(
         (
             name,
@@ -89,6 +91,7 @@ def _basis(cells: Mapping[str, Cell]) -> Table:
             signed(cell.get("control_delta")),
             *(plain(cell.get(field)) for field in ("lost_pairs", "truncated", "failed", "left_out", "not_acted")),
             f"{_tokens(cell.get('output_tokens_baseline'))} → {_tokens(cell.get('output_tokens'))}",
+            *(f"{percent(cell.get('thinking_cut_baseline'))} → {percent(cell.get('thinking_cut'))}",) * thinking,
         )
         for name, cell in cells.items()
     )
@@ -249,6 +252,8 @@ def provenance(outlook: Outlook) -> tuple[Table, ...]:
         "schema": verdict.get("schema"),
     }
     parts = {"Model": outlook.model, "Engine": verdict.get("engine") or {}, "Gate": outlook.gate, "Run": run}
+    if outlook.generated:
+        parts["Generation"] = verdict["gen"]
     return tuple(Table(title, ("fact", "value"), _facts(facts), words=2) for title, facts in parts.items())
 
 

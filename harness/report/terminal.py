@@ -86,6 +86,7 @@ def _title(outlook: Outlook) -> str:
     return _line(
         f"{plain(outlook.verdict.get('name'))}: {plain(outlook.model.get('id'))}, margin {general(gate.get('margin'))} "
         f"{gate.get('margin_kind') or 'absolute'}, alpha {general(gate.get('alpha'))} one-sided over {looks} looks"
+        + (f"; {outlook.generated}" if outlook.generated else "")
     )
 
 

@@ -16,11 +16,13 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager
 from harness.engines.base import Answer, Row
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
-from harness.engines.hf.decode import RowState, decode, feed
+from harness.engines.hf.decode import decode, feed
 from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.joint import Bucket, JointCache
 from harness.engines.hf.live import EvictingBucket
 from harness.engines.hf.prefill import Prefilled, prefill
+from harness.engines.hf.row import RowState
+from harness.engines.hf.sampling import Sampler
 from harness.engines.hf.session import HFSession
 from harness.types import Sample
 from strategies.base import Evict, LayerView
@@ -215,9 +217,9 @@ def unfolded(
     policies = [policy for stack in stacks if stack.evict for policy in stack.evict.phases() if policy]
     prompt = asked(session, one, policies, compress)
     cache = build(prompt, [FULL, *stacks], one.max_new_tokens + 100, watch=0)
-    states = decode(
-        session.model, cache, prompt.logits.repeat(len(stacks) + 1, 1), prompt.tokens, one, session.tokenizer
-    )
+    logits, sampler = prompt.logits.repeat(len(stacks) + 1, 1), Sampler.of(one, 0)
+    most = one.max_new_tokens
+    states = decode(session.model, cache, logits, prompt.tokens, one, session.tokenizer, sampler, most)
     return states, cache, prompt
 
 

@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 from dataclasses import asdict
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 from harness.types import Response, Score, State
 from tasks.code import human_eval, sandbox
 from tasks.code.human_eval import HumanEval, completion, problems
-from tasks.code.pass_at_k import pass_at_k
 from tests.tasks.task_doubles import Pieces, load
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "human_eval.json"
@@ -177,12 +175,3 @@ def test_samples_match_the_golden_file() -> None:
     if golden["sources"]["python"] != platform.python_version():
         pytest.skip(f"made from the texts of Python {golden['sources']['python']}")
     assert json.loads(json.dumps(made)) == golden
-
-
-def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_answer() -> None:
-    for n, c, k in [(1, 0, 1), (1, 1, 1), (5, 2, 1), (6, 2, 3), (6, 5, 2), (7, 0, 7)]:
-        draws = list(combinations([True] * c + [False] * (n - c), k))
-        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-    for n, c, k in [(0, 0, 1), (3, 4, 1), (3, -1, 1), (3, 1, 4), (3, 1, 0)]:
-        with pytest.raises(ValueError, match="needs"):
-            pass_at_k(n, c, k)

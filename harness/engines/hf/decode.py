@@ -1,4 +1,4 @@
-"""Greedy decoding of all rows of a joint cache, free or following the baseline."""
+"""Decoding of all rows of a joint cache, free or following the baseline."""
 
 from __future__ import annotations
 
@@ -12,36 +12,15 @@ from transformers import PreTrainedModel
 from harness.engines.base import Row
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.joint import JointCache
+from harness.engines.hf.row import Phase, RowState
+from harness.engines.hf.sampling import Sampler
 from harness.engines.hf.tokenizer import PromptTokenizer
-from harness.types import Response, Sample
-
-
-@dataclass
-class RowState:
-    """What one row has said so far."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    finish: str | None = None
-    error: str = ""
-    stored_bytes_end: int | None = None
-    working_bytes: int = 0
-    facts: dict[str, float] = field(default_factory=dict)
-    seen: int = 0  # tokens fed, the prompt's and the question's among them
-
-    @property
-    def running(self) -> bool:
-        return self.finish is None and not self.error
-
-    def response(self, fidelity: dict[str, float] | None = None) -> Response | None:
-        if self.error or self.finish is None:
-            return None
-        return Response(self.text, tuple(self.tokens), self.finish, fidelity)  # type: ignore[arg-type]
+from harness.types import Sample
 
 
 @dataclass
 class Reference:
-    """The baseline's greedy path and its log-probabilities, which rows that follow are measured against."""
+    """The baseline's own path and its log-probabilities, which rows that follow are measured against."""
 
     leader: Row
     tokens: list[int] = field(default_factory=list)
@@ -66,29 +45,37 @@ def decode(
     position: int,
     sample: Sample,
     tokenizer: PromptTokenizer,
+    sampler: Sampler,
+    most: int,
 ) -> list[RowState]:
-    """Decode every row greedily from ``logits`` ``[B, V]`` until it stops or has ``sample.max_new_tokens`` tokens.
+    """Decode every row from ``logits`` ``[B, V]`` until it stops, has used its budgets or has said ``most`` tokens.
 
+    All rows stand at one position, so what a row is told after it has thought is fed to it one token a step, like its own.
     A finished row stays in the batch until half of the rows have finished; then all finished ones leave it together.
     """
-    states = [RowState() for _ in range(len(logits))]
+    phase = Phase.THINKING if sample.think else Phase.ANSWERING
+    states = [RowState(phase) for _ in range(len(logits))]
     batch = list(range(len(states)))  # which state each batch row belongs to
     with attention(model, DECODE):
-        while True:
+        for step in range(most):
             finite = logits.isfinite().all(dim=-1).tolist()
-            for place, token in enumerate(logits.argmax(dim=-1).tolist()):
-                if states[batch[place]].running:
-                    _advance(states[batch[place]], token, finite[place], sample, tokenizer)
+            tokens = sampler.draw(logits, step).tolist()
+            for place, index in enumerate(batch):
+                if states[index].running:
+                    tokens[place] = states[index].go_on(tokens[place], finite[place], sample, tokenizer)
+                if step + 1 == most:
+                    states[index].finish = states[index].finish or "length"
             _note(cache, [states[index] for index in batch])
             cache.stop_watching([states[index].running for index in batch])
             running = [place for place, index in enumerate(batch) if states[index].running]
             if not running:
-                return states
+                break
             if len(running) <= len(batch) // 2:
                 cache.select(running, len(batch))
-                batch, logits = [batch[place] for place in running], logits[running]
-            logits = feed(model, cache, logits.argmax(dim=-1, keepdim=True), position)
+                batch, tokens = [batch[place] for place in running], [tokens[place] for place in running]
+            logits = feed(model, cache, torch.tensor(tokens, device=logits.device)[:, None], position)
             position += 1
+    return states
 
 
 @torch.inference_mode()
@@ -99,12 +86,13 @@ def follow(
     position: int,
     sample: Sample,
     tokenizer: PromptTokenizer,
+    sampler: Sampler,
     reference: Reference,
     *,
     lead: bool,
     exact_start: bool,
 ) -> list[tuple[RowState, dict[str, float] | None]]:
-    """Feed every row the baseline's greedy tokens and measure, step by step, how far its predictions are from it.
+    """Feed every row the baseline's own tokens and measure, step by step, how far its predictions are from it.
 
     With ``lead`` row 0 is the baseline and fills ``reference``; other batches follow it, and cannot if it is empty. With
     ``exact_start`` the first logits came from the exact prefill, which no strategy has touched: they are not measured.
@@ -123,7 +111,7 @@ def follow(
         while True:
             log_probs = logits.float().log_softmax(dim=-1)
             if lead:
-                reference.tokens.append(int(log_probs[0].argmax()))
+                reference.tokens.append(int(sampler.draw(log_probs[:1], step)))
                 reference.log_probs.append(log_probs[0].clone())
             token, expected = reference.tokens[step], reference.log_probs[step]
             if step or not exact_start:
@@ -163,23 +151,6 @@ def _fidelity(kl: Sequence[Tensor], agree: Sequence[Tensor], nll: Sequence[Tenso
         "nll_delta": float(torch.stack(list(nll)).double().mean()),
         "steps": float(len(steps)),
     }
-
-
-def _advance(state: RowState, token: int, finite: bool, sample: Sample, tokenizer: PromptTokenizer) -> None:
-    if not finite:
-        state.error = f"logits are not finite after {len(state.tokens)} answer tokens"
-        return
-    if token in tokenizer.stop_ids:
-        state.finish = "stop"
-        return
-    state.tokens.append(token)
-    state.text = tokenizer.decode(state.tokens)
-    found = [at for at in (state.text.find(mark) for mark in sample.stop) if at >= 0]
-    if found:
-        state.text = state.text[: min(found)]
-        state.finish = "stop"
-    elif len(state.tokens) >= sample.max_new_tokens:
-        state.finish = "length"
 
 
 def _note(cache: JointCache, states: Sequence[RowState]) -> None:

@@ -107,7 +107,12 @@ class HFEngine(Engine):
         dtype = resolved_dtype(model)
         shape = shape_of(config.get_text_config(), dtype)
         max_tokens = int(config.get_text_config().max_position_embeddings)
+        own = model.get("chat_template")
+        if own:
+            tokenizer.chat_template = fetch.template(str(own))
         prompts = PromptTokenizer(tokenizer, max_tokens, _stop_ids(folder, config, tokenizer))
+        if own and (wrong := prompts.misfit()):
+            raise BadInput(f"model.chat_template must be a Jinja chat template, got {own}: {wrong}")
         name = str(model["name"])
         path = model.get("path")
         hub_id = path if path and not Path(str(path)).expanduser().is_dir() else None

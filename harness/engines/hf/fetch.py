@@ -111,6 +111,20 @@ def _convert(gguf: Path, folder: Path) -> None:
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
 
 
+def template(path: str) -> str:
+    """The text of a chat template of the user's own. Raises BadInput if there is none."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(
+            f"model.chat_template must be a UTF-8 file with a Jinja template, got {path} ({reason})"
+        ) from error
+    if not text.strip():
+        raise BadInput(f"model.chat_template must be a UTF-8 file with a Jinja template, got {path} (empty)")
+    return text
+
+
 def weights_sha(folder: Path) -> str:
     """One hash over the model's weight files. File hashes are remembered by size and time of change."""
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))

@@ -19,11 +19,13 @@ from transformers import PreTrainedModel
 from harness.engines.base import Answer, Compress, ModelFacts, Prefill, Row, Session, Start
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
-from harness.engines.hf.decode import Reference, RowState, decode, feed, follow
+from harness.engines.hf.decode import Reference, decode, feed, follow
 from harness.engines.hf.joint import JointCache
 from harness.engines.hf.journey import Depot, Journey
 from harness.engines.hf.prefill import Prefilled, prefill, reread
 from harness.engines.hf.reuse import PrefixCache
+from harness.engines.hf.row import RowState
+from harness.engines.hf.sampling import Sampler
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.types import Evidence, Memory, Sample, digest
 from strategies.base import UNMOVED, Calibration, Format, Moved, Offload, Prefix
@@ -54,6 +56,7 @@ class _Work:
     prefill: Prefill
     stored: bool  # whether an earlier process has stored what goes to a tier
     seed: int
+    most: int  # tokens that a row may say
     reference: Reference
     began: float  # perf_counter, before the prefill
 
@@ -155,7 +158,8 @@ class HFSession(Session):
         if compress == "other":
             prompts = {source: prompt.beginning(len(tokens.context)) for source, prompt in prompts.items()}
         reference = Reference(leader=everyone[0])
-        work = _Work(sample, tokens, prompts, compress, prefill, start == "restarted", seed, reference, began)
+        most, stored = self.tokenizer.new_tokens(sample), start == "restarted"
+        work = _Work(sample, tokens, prompts, compress, prefill, stored, seed, most, reference, began)
         for rows in filter(None, batches):
             yield from self._isolated(work, rows)
 
@@ -205,16 +209,17 @@ class HFSession(Session):
             prompt = reread(self.model, prompt, exact, [self.tokenizer.encode(words) for words in REREAD])
         if "future" in needs:
             for steps in sorted({policy.future_steps for policy in policies if "future" in policy.needs}):
-                prompt = self._foresee(prompt, tokens, sample, steps)
+                prompt = self._foresee(prompt, tokens, sample, seed, steps)
         return prompt
 
-    def _foresee(self, prompt: Prefilled, tokens: PromptTokens, sample: Sample, steps: int) -> Prefilled:
-        """What the full cache's own later queries look at, over the question and at most ``steps`` answer tokens."""
+    def _foresee(self, prompt: Prefilled, tokens: PromptTokens, sample: Sample, seed: int, steps: int) -> Prefilled:
+        """What the full cache's own later queries look at, over the question and at most ``steps`` tokens that it says."""
         # the last token said is not fed, so one more is said than looks; who follows does not stop at words
-        count, stop = min(steps + 1, sample.max_new_tokens), () if sample.follow else sample.stop
-        ahead = replace(sample, max_new_tokens=count, stop=stop, follow=False)
+        most, stop = min(steps + 1, self.tokenizer.new_tokens(sample)), () if sample.follow else sample.stop
+        ahead = replace(sample, stop=stop, follow=False)
         full = Stack("full")
-        work = _Work(ahead, tokens, {None: prompt}, "prompt", "exact", False, 0, Reference(Row("", full)), 0.0)
+        reference = Reference(Row("", full))
+        work = _Work(ahead, tokens, {None: prompt}, "prompt", "exact", False, seed, most, reference, 0.0)
         cache, logits = self._filled(work, [full], watch=0)
         self._decode(work, cache, logits, [])
         masses = [layer.watch.mass[:, : prompt.tokens] if layer.watch else None for layer in cache.joint]
@@ -293,7 +298,7 @@ class HFSession(Session):
 
         ``watch`` is the baseline's row, if what it goes on to look at is to be noted.
         """
-        new_tokens = len(work.question) + work.sample.max_new_tokens
+        new_tokens = len(work.question) + work.most
         logits = torch.stack([work.prompts[_source(stack)].logits for stack in stacks])
         cache, there = None, []
         for (source, chunked), rows in self._alike(work, stacks).items():
@@ -339,6 +344,7 @@ class HFSession(Session):
             with attention(self.model, DECODE):
                 logits = feed(self.model, cache, asked, position)
             position += len(work.question)
+        sampler = Sampler.of(work.sample, work.seed)
         if work.sample.follow:
             lead = work.reference.leader in rows
             exact_start = not work.question and work.prefill == "exact"
@@ -349,11 +355,13 @@ class HFSession(Session):
                 position,
                 work.sample,
                 self.tokenizer,
+                sampler,
                 work.reference,
                 lead=lead,
                 exact_start=exact_start,
             )
-        return [(state, None) for state in decode(self.model, cache, logits, position, work.sample, self.tokenizer)]
+        states = decode(self.model, cache, logits, position, work.sample, self.tokenizer, sampler, work.most)
+        return [(state, None) for state in states]
 
     def _evidence(
         self, stack: Stack, work: _Work, counts: Sequence[tuple[int, ...]], state: RowState, stored: int, moved: Moved

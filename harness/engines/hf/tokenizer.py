@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from harness.engines.hf.counting import WordCounter, parts_at_spaces
@@ -43,11 +44,23 @@ class PromptTokenizer:
     def template_hash(self) -> str:
         return digest(self._tokenizer.chat_template or "")
 
+    def misfit(self) -> str:
+        """Why the chat template renders no prompt; empty if it does."""
+        try:
+            self._render(Sample("", "a context", "a question", (), 1))
+        except (TemplateError, TypeError, BadInput) as error:
+            return " ".join(str(error).split())
+        return ""
+
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def verbatim(self, token_ids: list[int]) -> str:
+        """Text of ``token_ids`` with the special tokens in it: the mark that ends a thinking may be one."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def prompt(self, sample: Sample) -> PromptTokens:
         """Token ids of the two pieces of the prompt. They are tokenized apart, so the cut is the same in every mode."""
@@ -81,6 +94,14 @@ class PromptTokenizer:
         there = bos is None or self._tokenizer.chat_template or head.startswith(bos)
         return [] if there else [self._tokenizer.bos_token_id]
 
+    def closing(self, sample: Sample) -> list[int]:
+        """Token ids that end the thinking of ``sample`` and begin its answer; none if it does not think."""
+        return self.encode(sample.think.close + sample.answer_prefix) if sample.think else []
+
+    def new_tokens(self, sample: Sample) -> int:
+        thinking = sample.think.tokens if sample.think else 0
+        return thinking + len(self.closing(sample)) + sample.max_new_tokens
+
     def _render(self, sample: Sample) -> tuple[str, str]:
         """The text of the two pieces: up to the end of the context, and all that follows."""
         whole = self._templated(sample) if self._tokenizer.chat_template else _plain(sample)
@@ -89,7 +110,7 @@ class PromptTokenizer:
                 "model: its chat template does not carry the user's text verbatim, so prompts cannot be split"
             )
         head, tail = whole.split(CUT)
-        return head, tail + sample.answer_prefix
+        return head, tail + (sample.think.open if sample.think else sample.answer_prefix)
 
     def _templated(self, sample: Sample) -> str:
         messages = [{"role": "system", "content": sample.system}] if sample.system else []
