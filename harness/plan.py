@@ -467,13 +467,11 @@ def _misfits(group: Group, facts: ModelFacts) -> list[str]:
 
 def _overlong(group: Group, facts: ModelFacts) -> list[str]:
     """Tasks keep prompt and answer short enough; thinking comes on top, and its marks may cut the text into other tokens."""
-    longest = max(_request_tokens(group, facts))
-    if longest <= facts.tokenizer.max_tokens:
+    if not any(sample.think for sample in group.samples):
         return []
-    return [
-        f"gen.think_tokens must leave room for prompt and answer of task {group.label}: with its thinking the longest request "
-        f"takes {longest} tokens, the model at most {facts.tokenizer.max_tokens}"
-    ]
+    longest, most = max(_request_tokens(group, facts)), facts.tokenizer.max_tokens
+    rule = f"must leave room for prompt and answer of task {group.label} in the model's {most} tokens"
+    return [f"gen.think_tokens {rule}; the longest request takes {longest}"] if longest > most else []
 
 
 def _request_tokens(group: Group, facts: ModelFacts) -> list[int]:

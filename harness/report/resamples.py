@@ -23,7 +23,7 @@ def pass_at_k(outlook: Outlook, column: tuple[str, str]) -> tuple[Table, ...]:
         for cell in cells
     )
     columns = ("strategy", "items", "left out", *(f"pass@{k}" for k in shown))
-    return (Table("Several answers to an item", columns, rows),)
+    return (Table("pass@k: the chance that one of k answers to an item is right", columns, rows),)
 
 
 def _shown(k: int) -> list[int]:

@@ -80,7 +80,7 @@ def _test(cells: Mapping[str, Cell]) -> Table:
 
 def _basis(cells: Mapping[str, Cell]) -> Table:
     columns = ("strategy", "gating", "noise ψ₀", "control d", "lost pairs", "truncated", "failed", "left out")
-    columns += ("not acted", "answer tokens, full → it")
+    columns += ("not acted", "output tokens, full → it")
     thinking = any(not missing(cell.get("thinking_cut")) for cell in cells.values())
     columns += ("thinking cut, full → it",) * thinking
     rows = tuple(

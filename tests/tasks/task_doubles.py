@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,11 @@ class Pieces:
             self._ids[piece] = len(self._texts)
             self._texts.append(piece)
         return self._ids[piece]
+
+
+def made_by_task(sample: Sample) -> dict[str, Any]:
+    """What a task says of a sample; how it is generated is the run's."""
+    return {name: fact for name, fact in asdict(sample).items() if name not in ("draw", "temperature", "think")}
 
 
 def load(name: str, **options: Any) -> Task:

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from harness.types import Response, Score, State
 from tasks.code import human_eval, sandbox
 from tasks.code.human_eval import HumanEval, completion, problems
-from tests.tasks.task_doubles import Pieces, load
+from tests.tasks.task_doubles import Pieces, load, made_by_task
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "human_eval.json"
 
@@ -168,7 +167,7 @@ def test_a_padded_sample_fills_its_length() -> None:
 def test_samples_match_the_golden_file() -> None:
     """A difference means: raise the task's version. Then KVGATE_UPDATE_GOLDEN=1 writes the file anew."""
     drawn = task(pad=True, lengths=[2600]).samples(Pieces(), 1, seed=0) + task().samples(Pieces(), 2, seed=0)
-    made = {"sources": task(pad=True).sources(), "samples": [asdict(sample) for sample in drawn]}
+    made = {"sources": task(pad=True).sources(), "samples": [made_by_task(sample) for sample in drawn]}
     if os.environ.get("KVGATE_UPDATE_GOLDEN"):
         GOLDEN.write_text(json.dumps(made, indent=1) + "\n")
     golden = json.loads(GOLDEN.read_text())

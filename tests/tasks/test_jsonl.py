@@ -6,7 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from harness.types import Response, State
 from tasks.items import Complaints, read
 from tasks.jsonl import Jsonl
 from tests.cli import Kvgate
-from tests.tasks.task_doubles import Pieces
+from tests.tasks.task_doubles import Pieces, made_by_task
 
 FIVE = [
     {"context": "The key is 4711. Rain fell on the hills.", "question": "What is the key?", "answers": ["4711"]},
@@ -98,7 +98,7 @@ def test_samples_match_the_golden_file(five: str) -> None:
     """A difference means: raise the task's version. Then KVGATE_UPDATE_GOLDEN=1 writes the file anew."""
     path = Path(__file__).resolve().parents[1] / "golden" / "jsonl.json"
     task = Jsonl(name="jsonl", path=five)
-    made = {"spec": task.spec(), "samples": [asdict(sample) for sample in task.samples(Pieces(), 5, seed=0)]}
+    made = {"spec": task.spec(), "samples": [made_by_task(sample) for sample in task.samples(Pieces(), 5, seed=0)]}
     if os.environ.get("KVGATE_UPDATE_GOLDEN"):
         path.write_text(json.dumps(made, indent=1) + "\n")
     assert json.loads(json.dumps(made)) == json.loads(path.read_text())

@@ -7,13 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.types import Response, State
-from tests.tasks.task_doubles import NAMES, ROOT, UNIT, WORKED_OUT, Pieces, lengths, load, short
+from tests.tasks.task_doubles import NAMES, ROOT, UNIT, WORKED_OUT, Pieces, lengths, load, made_by_task, short
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PRINT_HASHES = """
@@ -122,7 +122,7 @@ def test_samples_match_the_golden_file(name: str) -> None:
     """A difference means: raise the task's version. Then KVGATE_UPDATE_GOLDEN=1 writes the file anew."""
     path = GOLDEN / f"{name}.json"
     task = short(name)
-    made = {"spec": task.spec(), "samples": [asdict(sample) for sample in task.samples(Pieces(), 2, seed=0)]}
+    made = {"spec": task.spec(), "samples": [made_by_task(sample) for sample in task.samples(Pieces(), 2, seed=0)]}
     if os.environ.get("KVGATE_UPDATE_GOLDEN"):
         path.write_text(json.dumps(made, indent=1) + "\n")
     golden = json.loads(path.read_text())
