@@ -88,6 +88,7 @@ def doctor(config: DictConfig) -> None:
 COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "report": report, "doctor": doctor}
 BARE_WORDS = {"report": "run"}  # a bare word of this command is this key's value
 LISTS = ("compare",)  # commas in these values part the names of a list, and never make a sweep
+TEXTS = ("gen.think_open", "gen.think_close")  # these values are texts whatever signs are in them
 
 
 def main() -> None:
@@ -144,10 +145,15 @@ def _as_override(command: str, word: str) -> str:
     """A word as Hydra reads it: a bare word is the value of its key, and names with commas between them are a list."""
     field, _, value = word.partition("=")
     if field in LISTS and not value.startswith("["):
-        quoted = ['"' + name.strip().replace('"', '\\"') + '"' for name in value.split(",")]
-        return f"{field}=[{','.join(quoted)}]"
+        return f"{field}=[{','.join(_quoted(name.strip()) for name in value.split(','))}]"
+    if field in TEXTS and value[:1] not in ("'", '"'):
+        return f"{field}={_quoted(value)}"
     key = BARE_WORDS.get(command)
     return f"{key}='{word}'" if key and not word.startswith("-") and "=" not in word else word
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '\\"') + '"'
 
 
 def _first_words(error: Exception) -> str:

@@ -100,6 +100,23 @@ REFUSED = {
     "comparing one": (["strategy=fp8", "compare=fp8"], "compare must name two strategies or more, got fp8"),
     "comparing twice the same": (["strategy=fp8", "compare=fp8,fp8"], "each strategy once, got 'fp8' 2 times"),
     "comparing with full": (["strategy=full,fp8", "compare=fp8,full"], "got 'full'", "compared with it anyway"),
+    "temperature": (["strategy=fp8", "gen.temperature=-1"], "gen.temperature must be 0 (greedy) or more", "got -1.0"),
+    "greedy twice": (["strategy=fp8", "gen.k=2"], "gen.k must be 1 while gen.temperature is 0", "got 2"),
+    "two temperatures": (["strategy=fp8", "gen.temperature=0,1"], "gen: one run compares strategies on one gen"),
+    "all thought and no answer": (
+        ["strategy=fp8", "gen.think_tokens=3900"],
+        "task.lengths must be at most 171",
+        "got 420 (task needle_single, beside 3925 tokens for thinking)",
+    ),
+    "thinking about other's words": (
+        ["strategy=fp8", "task=fidelity", "gen.think_tokens=9"],
+        "gen.think_tokens must be 0 for task fidelity",
+        "got 9",
+    ),
+    "no such template": (
+        ["strategy=fp8", "model.chat_template=/no/such.jinja"],
+        "model.chat_template must be a UTF-8 file with a Jinja template, got /no/such.jinja (No such file",
+    ),
     "control": (["strategy=fp8", "gate.control.evict.keep=3"], "gate.control.evict.keep must be in (0, 1], got 3"),
 }
 
@@ -119,10 +136,17 @@ def test_bad_input_is_refused_with_field_rule_and_value(kvgate: Kvgate, words: t
 
 
 def test_all_problems_are_told_at_once(kvgate: Kvgate) -> None:
-    wrong = ["strategy.evict.keep=2", "strategy.evict.sinks=-1", "n=0", "gate.margin=7", "task.lengths=[9999]"]
+    wrong = [
+        "strategy.evict.keep=2",
+        "strategy.evict.sinks=-1",
+        "n=0",
+        "gate.margin=7",
+        "task.lengths=[9999]",
+        "gen.k=0",
+    ]
     said = kvgate.run("strategy=window", *wrong)
     assert said.code == 2
-    for word in ("evict.keep", "evict.sinks", "n must be", "gate.margin", "9999"):
+    for word in ("evict.keep", "evict.sinks", "n must be", "gate.margin", "9999", "gen.k must be"):
         assert word in said.err
 
 

@@ -28,6 +28,37 @@ def test_fp8_is_go_and_a_harsh_window_is_no_go(kvgate: Kvgate, smollm2: Path) ->
     assert 0.49 < cells["window"]["memory"]["kept_fraction"] <= 0.5
 
 
+@pytest.mark.slow
+def test_sampled_answers_pair_draw_by_draw(kvgate: Kvgate, smollm2: Path) -> None:
+    """FP8 draws with the baseline's noise, so most draws come out alike although they differ among themselves."""
+    words = ("strategy=fp8", "task=needle_single", "task.lengths=[512]", "gen.temperature=0.7", "gen.k=4", "n=16")
+    said = kvgate.run(*words, "model=smollm2", f"model.path={smollm2}", "engine.threads=0")
+    assert said.code == 0, said.err
+    folder = kvgate.results / "runs" / "r"
+    verdict = json.loads((folder / "verdict.json").read_text())
+    (cell,) = verdict["cells"]
+    assert (cell["clusters"], cell["samples"], cell["failed"]) == (4, 16, 0)
+    assert 0.3 < cell["baseline"] < 1.0 and abs(cell["delta"]) < 0.2 and cell["noise_flip_rate"] == 0.0
+    for row in verdict["pass_at_k"]:
+        assert row["items"] == 4 and row["pass_at"] == sorted(row["pass_at"]) and row["pass_at"][3] > row["pass_at"][0]
+
+
+@pytest.mark.slow
+def test_a_thought_comes_before_the_answer(kvgate: Kvgate, smollm2: Path) -> None:
+    """What is told after it is read: the needle's answer goes on from the prefix, as without a thought."""
+    think = (
+        "gen.think_tokens=24",
+        r"gen.think_open=Let me think step by step.\n",
+        r"gen.think_close=\nSo the answer is:\n",
+    )
+    words = ("strategy=fp8", "task=needle_single", "task.lengths=[512]", "n=4", *think)
+    said = kvgate.run(*words, "model=smollm2", f"model.path={smollm2}", "engine.threads=0")
+    assert said.code == 0, said.err
+    (cell,) = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())["cells"]
+    assert cell["failed"] == 0 and cell["baseline"] >= 0.75 and cell["score"] >= 0.75
+    assert cell["output_tokens"] > 24 and cell["thinking_cut"] > 0
+
+
 FREE_NOTHING = ("quest", "static", "dynamic", "paged", "prefix_reuse")
 PRESETS = sorted(path.stem for path in (CONF / "strategy").glob("*.yaml") if path.stem != "full")
 
