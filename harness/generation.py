@@ -11,7 +11,7 @@ from tasks.base import Tokenizer
 
 
 def generation_of(config: Mapping[str, Any]) -> Generation:
-    """The node ``gen``. In its texts ``\\n`` stands for a line break, which no command line writes with ease."""
+    """The settings of the node ``gen``. In its texts ``\\n`` stands for a line break, which no command line writes with ease."""
     open, close, *stop = (
         text.replace("\\n", "\n") for text in (config["think_open"], config["think_close"], *config["stop"])
     )

@@ -54,7 +54,7 @@ class Thinking:
     """Leave to think before the answer: freely until ``close`` appears or ``tokens`` are used, then ``close`` is fed."""
 
     tokens: int
-    open: str  # ends the prompt, in the place of the sample's answer_prefix
+    open: str  # ends the prompt, in the place of the sample's answer_prefix, unless the chat template has it there already
     close: str  # followed by the answer_prefix; it is found in what the model says without the white space around it
 
     @property
@@ -264,10 +264,9 @@ class Generation:
             found.append(f"gen.k must be 1 while gen.temperature is 0: greedy says the same each time, got {self.k}")
         if self.think_tokens < 0:
             found.append(f"gen.think_tokens must be 0 or more, got {self.think_tokens}")
-        if self.thinking and not self.think_open:
-            found.append("gen.think_open must be a text with which thinking begins, got an empty one")
-        if self.thinking and not self.thinking.mark:
-            found.append(f"gen.think_close must be a text that is more than white space, got {self.think_close!r}")
+        for name in ("think_open", "think_close") if self.thinking else ():
+            if not (text := getattr(self, name)).strip():
+                found.append(f"gen.{name} must be a text that is more than white space, got {text!r}")
         if "" in self.stop:
             found.append(f"gen.stop must hold texts that are not empty, got {list(self.stop)}")
         return found

@@ -39,7 +39,10 @@ def items(n: int, **changes: Any) -> list[Sample]:
         (Generation(temperature=1, k=0), ["gen.k must be 1 or more, got 0"]),
         (Generation(k=3), ["gen.k must be 1 while gen.temperature is 0: greedy says the same each time, got 3"]),
         (Generation(think_tokens=-1), ["gen.think_tokens must be 0 or more, got -1"]),
-        (Generation(think_tokens=1, think_open=""), ["gen.think_open must be a text"]),
+        (
+            Generation(think_tokens=1, think_open=""),
+            ["gen.think_open must be a text that is more than white space, got ''"],
+        ),
         (Generation(think_tokens=1, think_close=" \n"), ["gen.think_close must be a text that is more than white"]),
         (Generation(stop=("x", "")), ["gen.stop must hold texts that are not empty, got ['x', '']"]),
         (Generation(-1, 0, -5, stop=("",)), ["gen.temperature", "gen.k", "gen.think_tokens", "gen.stop"]),

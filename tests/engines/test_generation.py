@@ -28,6 +28,7 @@ from strategies.quant.kivi import KIVI
 from strategies.stack import Stack
 from tests.contract.layers import STACKS
 from tests.engines.test_hf import FULL, fitted, open_session, run, sample, tokens
+from tests.engines.test_turns import prompts
 
 THINK = Thinking(9, "<hm>", "\n</hm>\n")
 
@@ -261,6 +262,8 @@ def test_the_prompt_ends_where_the_thinking_begins(session: HFSession) -> None:
     plain, thinking = sample(0), sample(0, think=THINK)
     texts = [session.tokenizer.decode(session.tokenizer.prompt(one).rest) for one in (plain, thinking)]
     assert texts[0].endswith("it is") and texts[1] == texts[0].removesuffix("it is") + "<hm>"
+    opened = prompts("{{ messages[0]['content'] + '[hm]<hm>\\n' }}")
+    assert opened.decode(opened.prompt(thinking).rest).endswith("what is 0?[hm]<hm>\n")
     closing = len(session.tokenizer.encode("\n</hm>\nit is"))
     assert session.tokenizer.new_tokens(thinking) == 9 + closing + thinking.max_new_tokens
     assert session.tokenizer.new_tokens(plain) == plain.max_new_tokens

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from harness.engines.hf.counting import WordCounter, parts_at_spaces
-from harness.types import BadInput, Sample, digest
+from harness.types import BadInput, Sample, Thinking, digest
 
 CUT = "\ue000end of context\ue000"  # stands where a prompt is cut while it is rendered; no text holds it
 TODAY = datetime(2026, 1, 1, tzinfo=UTC)  # for templates that print the date: a prompt must be the same tomorrow
@@ -110,7 +110,7 @@ class PromptTokenizer:
                 "model: its chat template does not carry the user's text verbatim, so prompts cannot be split"
             )
         head, tail = whole.split(CUT)
-        return head, tail + (sample.think.open if sample.think else sample.answer_prefix)
+        return head, tail + (_opening(tail, sample.think) if sample.think else sample.answer_prefix)
 
     def _templated(self, sample: Sample) -> str:
         messages = [{"role": "system", "content": sample.system}] if sample.system else []
@@ -125,6 +125,11 @@ class PromptTokenizer:
                 strftime_now=TODAY.strftime,
             )
         )
+
+
+def _opening(tail: str, think: Thinking) -> str:
+    """What begins a thinking after ``tail``, which some chat templates end with the mark already."""
+    return "" if tail.rstrip().endswith(think.open.strip()) else think.open
 
 
 def _said(sample: Sample) -> Iterator[tuple[str, str]]:
