@@ -42,13 +42,14 @@ def _group(plan: Plan, group: Group) -> list[str]:
 
 
 def _decidable(plan: Plan, group: Group) -> str:
-    """Smallest margins that n decides with the wanted joint power, by flip rate, if nothing is lost."""
+    """Smallest margins that n independent samples decide with the wanted joint power, by flip rate, if nothing is lost."""
     gating = [g for g in plan.groups if not g.task.fidelity]
     power, alpha = stats.power_per_task(plan.gate.power, len(gating)), plan.gate.alpha / plan.gate.looks
+    units = len({sample.cluster or sample.id for sample in group.samples})
 
     def smallest(flips: float) -> str:
-        margin = stats.smallest_margin(lambda margin: stats.ni_power(group.n, margin, alpha, flips) >= power)
+        margin = stats.smallest_margin(lambda margin: stats.ni_power(units, margin, alpha, flips) >= power)
         return "none" if margin is None else f"{margin:.3f}"
 
     margins = ", ".join(f"{smallest(flips)} at {flips:.0%} flips" for flips in FLIP_RATES)
-    return f"n={group.n} decides margins down to {margins} (a task of 0/1 scores)"
+    return f"n={units} decides margins down to {margins} (a task of 0/1 scores)"

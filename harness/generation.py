@@ -52,5 +52,10 @@ class Reserving:
         think = generation.thinking
         marks = len(tokenizer.encode(think.open)) + len(tokenizer.encode(think.close)) if think else 0
         self.reserved = generation.think_tokens + marks  # tokens
-        self.max_tokens = tokenizer.max_tokens - self.reserved
+        self.max_tokens = max(0, tokenizer.max_tokens - self.reserved)
         self.encode, self.decode, self.prompt_tokens = tokenizer.encode, tokenizer.decode, tokenizer.prompt_tokens
+        self._most = tokenizer.max_tokens
+
+    def problems(self) -> list[str]:
+        rule = f"gen.think_tokens must, with the marks, be below the {self._most} tokens that the model reads"
+        return [] if self.max_tokens else [f"{rule}, got {self.reserved}"]

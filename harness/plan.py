@@ -5,6 +5,7 @@ Everything that can be checked without weights is checked here, and all problems
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -192,6 +193,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
         if any(stack.calibrates for stack in stacks.values()):
             problems += calibration.problems(first["calibration"], facts.tokenizer)
         room = Reserving(facts.tokenizer, generation)
+        problems += room.problems()
         for task in tasks.values():
             problems += [f"{problem} ({_asked(task, room)})" for problem in task.problems(room)]
     problems += _thoughtful(tasks.values(), generation)
@@ -219,7 +221,9 @@ def plan(jobs: Sequence[Job]) -> Plan:
 def _mixed(jobs: Sequence[Job]) -> list[str]:
     problems = []
     for key in ("model", "engine", "gate", "calibration", "gen"):
-        if len({canonical(job.config[key]) for job in jobs}) > 1:
+        if (
+            len({json.dumps(job.config[key], sort_keys=True) for job in jobs}) > 1
+        ):  # also of nan, which is refused later
             problems.append(f"{key}: one run compares strategies on one {key}; start a run for each")
     return problems
 
@@ -462,6 +466,7 @@ def _samples(
 
 
 def _misfits(group: Group, facts: ModelFacts) -> list[str]:
+    """What only the samples show: budgets, rooms and lengths that they do not go with."""
     return [*_idle(group), *_crowded(group, facts), *_overlong(group, facts)]
 
 

@@ -105,8 +105,17 @@ REFUSED = {
     "two temperatures": (["strategy=fp8", "gen.temperature=0,1"], "gen: one run compares strategies on one gen"),
     "all thought and no answer": (
         ["strategy=fp8", "gen.think_tokens=3900"],
-        "task.lengths must be at most 171",
-        "got 420 (task needle_single, beside 3925 tokens for thinking)",
+        "task.lengths must be at most 177",
+        "got 420 (task needle_single, beside 3919 tokens for thinking)",
+    ),
+    "thinking beyond the model": (
+        ["strategy=fp8", "gen.think_tokens=5000"],
+        "gen.think_tokens must, with the marks, be below the 4096 tokens that the model reads, got 5019",
+    ),
+    "no temperature": (
+        ["strategy=fp8", "gen.temperature=nan"],
+        "gen.temperature must be 0 (greedy) or more",
+        "got nan",
     ),
     "thinking about other's words": (
         ["strategy=fp8", "task=fidelity", "gen.think_tokens=9"],
