@@ -28,9 +28,10 @@ def _group(plan: Plan, group: Group) -> list[str]:
     prefill = sum(tokens for sample, tokens in zip(group.samples, prompt, strict=True) if sample.id in todo)
     rows = sum(len(ids) for ids in missing.values())
     answer = max(plan.facts.tokenizer.new_tokens(sample) for sample in group.samples)
+    more = " and one for each history that differs" if group.history == "own" else ""
     lines = [
         f"{group.id}: {group.n} samples, prompts of {min(prompt)} to {max(prompt)} tokens, up to {answer} answer tokens",
-        f"  work: {len(todo)} prefills, {prefill} prompt tokens; {rows} answers in joint decodes of "
+        f"  work: {len(todo)} prefills{more}, {prefill} prompt tokens; {rows} answers in joint decodes of "
         f"{len(group.cells)} rows",
     ]
     for cell in group.cells:

@@ -144,6 +144,7 @@ def _read(
         planned["compress"]
         + chunked
         + ("" if begun == "cold" else f" {begun}")
+        + (" own history" if planned.get("history") == "own" else "")
         + (f" seed={planned['seed']}" if several_seeds else "")
     )
     return GroupRecords(planned, mode, task, samples, cells)
@@ -157,7 +158,11 @@ def _rescored(task: Task, sample: Sample, record: Record) -> Record:
 
 
 def _pairs(group: GroupRecords, other: CellRecords, against: CellRecords | None = None) -> tuple[Pair, ...]:
-    """Each sample as the baseline, or the cell that stands in its place, and another cell saw it."""
+    """Each sample as the baseline, or the cell that stands in its place, and another cell saw it.
+
+    Where each was told its own earlier answers, a later turn is a pair whatever these were.
+    """
+    own = group.planned.get("history") == "own"
     pairs = []
     for sample in group.samples:
         a, b = (against or group.baseline).records.get(sample.id), other.records.get(sample.id)
@@ -172,7 +177,7 @@ def _pairs(group: GroupRecords, other: CellRecords, against: CellRecords | None 
                 candidate_state=b.state if b else State.NOT_RUN,
                 baseline_fault=a.fault if a else None,
                 candidate_fault=b.fault if b else None,
-                prompts_agree=len(hashes) < 2,
+                prompts_agree=len(hashes) < 2 or (own and bool(sample.turns)),
                 acted=all(evidence.acted for record in (a, b) if record for evidence in record.evidence),
             )
         )

@@ -64,6 +64,7 @@ def _group(plan: Plan, group: Group) -> dict[str, Any]:
         "compress": group.compress,
         "prefill": group.prefill,
         "start": group.start,
+        "history": group.history,
         "seed": group.seed,
         "n": group.n,
         "samples_file": group.samples_file.name,

@@ -17,6 +17,7 @@ from harness import compare as comparisons
 from harness import samples as sample_files
 from harness.engines.base import Engine, ModelFacts, Support
 from harness.generation import Reserving, drawn, generation_of, num_items
+from harness.history import HISTORIES, link, most_tokens
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
@@ -51,6 +52,7 @@ class Group:
     compress: str
     prefill: str
     start: str
+    history: str
     seed: int
     n: int
     samples: list[Sample]
@@ -61,7 +63,8 @@ class Group:
 
     @property
     def mode(self) -> str:
-        return f"compress={self.compress} prefill={self.prefill} start={self.start} seed={self.seed}"
+        history = f" history={self.history}" if self.history != "reference" else ""
+        return f"compress={self.compress} prefill={self.prefill} start={self.start}{history} seed={self.seed}"
 
     @property
     def id(self) -> str:
@@ -125,6 +128,7 @@ class Plan:
             "compress": group.compress,
             "prefill": group.prefill,
             "start": group.start,
+            "history": group.history,
             "seed": group.seed,
             "samples_file": str(group.samples_file),
             "samples_set": group.samples_set,
@@ -213,7 +217,8 @@ def plan(jobs: Sequence[Job]) -> Plan:
         groups=_groups(jobs, store, engine, facts, stacks, control, tasks, generation),
         compare=compare,
     )
-    if found := [problem for group in plan.groups for problem in _misfits(group, facts)]:
+    found = _histories(plan.groups, facts)
+    if found := found or [problem for group in plan.groups for problem in _misfits(group, facts)]:
         raise BadInput(*dict.fromkeys(found))
     return plan
 
@@ -240,6 +245,8 @@ def _numbers(config: Mapping[str, Any]) -> list[str]:
         problems.append(f"prefill must be exact or chunked, got {config['prefill']!r}")
     if config["start"] not in STARTS:
         problems.append(f"start must be one of {', '.join(STARTS)}, got {config['start']!r}")
+    if config["history"] not in HISTORIES:
+        problems.append(f"history must be {' or '.join(HISTORIES)}, got {config['history']!r}")
     if str(config["name"]).strip() in ("", ".", "..") or set(str(config["name"])) & set("/\\"):
         problems.append(f"name must be a plain folder name, got {config['name']!r}")
     return problems
@@ -351,6 +358,33 @@ def _starts(stacks: Mapping[str, Stack], jobs: Sequence[Job]) -> list[str]:
     ]
 
 
+def has_turns(samples: Iterable[Sample]) -> bool:
+    """Whether the samples are conversations, so that it matters whose answers a later turn is told."""
+    return any(sample.turns for sample in samples)
+
+
+def _histories(groups: Sequence[Group], facts: ModelFacts) -> list[str]:
+    """What stands against telling each strategy its own answers: nothing to tell, or turns that cannot be told so."""
+    own = [group for group in groups if group.history == "own"]
+    labels = ", ".join(dict.fromkeys(group.label for group in own))
+    if own and not any(has_turns(group.samples) for group in own):
+        return [f"history=own needs a task whose samples have earlier turns, got {labels}"]
+    return [problem for group in own for problem in _untold(group, facts)]
+
+
+def _untold(group: Group, facts: ModelFacts) -> list[str]:
+    if group.task.fidelity:
+        rule = "needs tasks whose answers are each strategy's own"
+        return [f"history=own {rule}; in task {group.label} all are fed the baseline's"]
+    try:
+        longest = max(_request_tokens(group, facts))
+    except ValueError as error:
+        return [f"{problem} (task {group.label})" for problem in str(error).splitlines()]
+    limit = f"the model's {facts.max_tokens} tokens"
+    rule = f"history=own must leave room in {limit} for the longest answers that earlier turns may have"
+    return [f"{rule}; task {group.label} may take {longest}"] if longest > facts.max_tokens else []
+
+
 def _labels(tasks: Mapping[str, Task]) -> dict[str, str]:
     """A label for each task: its name, with a number where one name stands for several settings."""
     names = Counter(task.name for task in tasks.values())
@@ -372,9 +406,10 @@ def _groups(
     tasks: Mapping[str, Task],
     generation: Generation,
 ) -> tuple[Group, ...]:
-    members: dict[tuple[str, str, str, str, int], list[Job]] = {}
+    members: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
-        where = (canonical(job.config["task"]), *(job.config[key] for key in ("compress", "prefill", "start", "seed")))
+        mode = (job.config[key] for key in ("compress", "prefill", "start", "history", "seed"))
+        where = (canonical(job.config["task"]), *mode)
         members.setdefault(where, []).append(job)
     labels = _labels(tasks)
     return tuple(
@@ -396,7 +431,9 @@ def _group(
 ) -> Group:
     """The cells of jobs that share task, seed and mode."""
     config = same[0].config
-    compress, prefill, start, seed = (config[key] for key in ("compress", "prefill", "start", "seed"))
+    compress, prefill, start, history, seed = (
+        config[key] for key in ("compress", "prefill", "start", "history", "seed")
+    )
     n = max(job.config["n"] for job in same)
     file, samples = _samples(store, task, facts, n, seed, generation)
 
@@ -411,6 +448,7 @@ def _group(
                 "prefill": prefill if stack.packs else "exact",  # nothing to read back: the same either way
                 "pass": start if matters(start, stack) else "cold",
                 "batch": batch,
+                **({"history": history} if history == "own" and has_turns(samples) else {}),
             },
             **({"calibration": calibration.spec(config["calibration"])} if stack.calibrates else {}),
             "generation": generation.spec(),
@@ -433,6 +471,7 @@ def _group(
         compress=compress,
         prefill=prefill,
         start=start,
+        history=history,
         seed=seed,
         n=len(samples),  # of a file that holds fewer, all
         samples=samples,
@@ -480,8 +519,9 @@ def _overlong(group: Group, facts: ModelFacts) -> list[str]:
 
 
 def _request_tokens(group: Group, facts: ModelFacts) -> list[int]:
-    """Of each sample, the tokens of its prompt and of all that may follow."""
-    return [facts.tokenizer.prompt_tokens(sample) + facts.tokenizer.new_tokens(sample) for sample in group.samples]
+    """Of each sample, the tokens that its prompt and all that may follow take at most."""
+    before = link(group.history, group.samples)
+    return [most_tokens(sample, before, facts.tokenizer) for sample in group.samples]
 
 
 def _crowded(group: Group, facts: ModelFacts) -> list[str]:

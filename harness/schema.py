@@ -58,6 +58,7 @@ class RunSchema:
     compress: str = MISSING
     prefill: str = MISSING
     start: str = MISSING
+    history: str = MISSING
     calibration: CalibrationSchema = field(default_factory=CalibrationSchema)
     gen: GenSchema = field(default_factory=GenSchema)
     name: str = MISSING

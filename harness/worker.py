@@ -10,13 +10,14 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import samples as sample_files
 from harness.calibration import text_of
 from harness.engines.base import Answer, Row, Session
+from harness.history import Heard, in_order, link
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
@@ -61,21 +62,44 @@ def _run_group(
     session.forget()
     lost = 0
     todo = {cell: set(ids) for cell, ids in group["missing"].items()}
-    for sample in sample_files.load(Path(group["samples_file"]), group["n"]):
-        wanted = _wanted(batches, todo, sample.id)
-        if not wanted:
+    mode = {key: group[key] for key in ("compress", "prefill", "start", "seed")}
+    samples = sample_files.load(Path(group["samples_file"]), group["n"])
+    heard = _heard(group["history"], samples, cells, store)
+    for sample in in_order(samples, heard.before):
+        waiting = [cell for cell in dict.fromkeys(cells) if sample.id in todo[cell]]
+        if not waiting:
             continue
-        emit("sample", group=group["id"], sample=sample.id, cells=sorted(c for c in cells if sample.id in todo[c]))
-        mode = {key: group[key] for key in ("compress", "prefill", "start", "seed")}
-        answers = list(session.run(sample, wanted, **mode))
-        lost = lost + 1 if all(answer.fault == "infrastructure" for answer in answers) else 0
+        emit("sample", group=group["id"], sample=sample.id, cells=sorted(waiting))
+        answers: list[Answer] = []
+        deaf = {cell: answer for cell in waiting if (answer := heard.failure(sample, cell))}
+        _keep(deaf.values(), task, sample, store, heard)
+        for told, mine in heard.told(sample, (cell for cell in waiting if cell not in deaf)):
+            given = list(session.run(told, _wanted(batches, mine), **mode))
+            _keep((answer for answer in given if answer.cell in mine), task, sample, store, heard)
+            answers += given
+        if answers:
+            lost = lost + 1 if all(answer.fault == "infrastructure" for answer in answers) else 0
         if lost == PATIENCE:
             raise BadInput(f"engine: {PATIENCE} samples in a row failed in every row, the last with {answers[0].error}")
-        for answer in answers:
-            if sample.id in todo[answer.cell]:
-                store.cell(answer.cell).append([judged(task, sample, answer)])
         emit("answered", group=group["id"], sample=sample.id)
     emit("group", group=group["id"])
+
+
+def _heard(history: str, samples: Sequence[Sample], cells: Sequence[str], store: ResultStore) -> Heard:
+    """What the cells have answered before this worker began, as far as later turns are told it."""
+    heard = Heard(link(history, samples))
+    hashes = {one.id: one.hash for earlier in heard.before.values() for one in earlier}
+    for cell in cells if hashes else ():
+        heard.note(store.cell(cell).read(hashes)[0].values())
+    return heard
+
+
+def _keep(answers: Iterable[Answer], task: Task, sample: Sample, store: ResultStore, heard: Heard) -> None:
+    """Store the answers to ``sample``, each as it is judged, and remember them for later turns."""
+    for answer in answers:
+        record = judged(task, sample, answer)
+        store.cell(answer.cell).append([record])
+        heard.note([record])
 
 
 def _stack(name: str, config: Mapping[str, Any], calibration: Mapping[str, Any], session: Session) -> Stack:
@@ -84,14 +108,12 @@ def _stack(name: str, config: Mapping[str, Any], calibration: Mapping[str, Any],
     return session.fit(stack, text_of(calibration["text"]), calibration["tokens"]) if stack.calibrates else stack
 
 
-def _wanted(batches: Sequence[Sequence[Row]], todo: Mapping[str, set[str]], sample: str) -> list[list[Row]]:
-    """Rows that still miss this sample. The baseline leads the first batch even if its own answer is there already."""
+def _wanted(batches: Sequence[Sequence[Row]], cells: Sequence[str]) -> list[list[Row]]:
+    """The rows of ``cells``. The baseline leads the first batch even if its own answer is there already, or is another's."""
     baseline = batches[0][0]
-    missing = [[row for row in batch if sample in todo[row.cell]] for batch in batches]
-    if not any(missing):
-        return []
-    missing[0] = [baseline, *(row for row in missing[0] if row is not baseline)]
-    return [batch for batch in missing if batch]
+    rows = [[row for row in batch if row.cell in cells] for batch in batches]
+    rows[0] = [baseline, *(row for row in rows[0] if row is not baseline)]
+    return [batch for batch in rows if batch]
 
 
 def judged(task: Task, sample: Sample, answer: Answer) -> Record:
