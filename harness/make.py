@@ -52,6 +52,10 @@ def _checked(config: Mapping[str, Any], field: str) -> dict[str, Any]:
             checked[option] = TypeAdapter(hints[option]).validate_python(value)
         except BadInput as error:
             problems += error.problems
+        except TypeError:  # plain options where an abstract class is wanted
+            problems.append(
+                f"{field}.{option} must be a node with _target_, or hold such nodes, got {config[option]!r}"
+            )
         except ValidationError as error:
             problems += [f"{field}.{option}: {one['msg'].lower()}, got {config[option]!r}" for one in error.errors()]
     if problems:
@@ -60,13 +64,17 @@ def _checked(config: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def _nodes(value: Any) -> bool:
-    """Whether an option holds an object to build, or a list of such."""
+    """Whether an option holds an object to build, or a list or a mapping of such."""
     if isinstance(value, list):
         return bool(value) and all(_nodes(one) for one in value)
-    return isinstance(value, Mapping) and "_target_" in value
+    if isinstance(value, Mapping):
+        return "_target_" in value or any(_nodes(one) for one in value.values())
+    return False
 
 
 def _built(value: Any, field: str) -> Any:
     if isinstance(value, list):
         return [_built(one, f"{field}.{at}") for at, one in enumerate(value)]
+    if isinstance(value, Mapping) and "_target_" not in value:
+        return {name: _built(one, f"{field}.{name}") for name, one in value.items()}
     return make(value, field)

@@ -16,3 +16,8 @@ def one_of(field: str, value: object, allowed: Iterable[str]) -> list[str]:
     """``value`` must be one of the ``allowed`` words."""
     choices = tuple(allowed)
     return [] if value in choices else [f"{field} must be one of {', '.join(choices)}, got {value!r}"]
+
+
+def inside(problem: str, part: str) -> str:
+    """A problem of the task that an option ``part`` of another task holds, named from that other task."""
+    return problem.replace("task.", f"task.{part}.", 1)

@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 
 from harness.types import Response, State
-from tests.tasks.task_doubles import NAMES, ROOT, UNIT, WORKED_OUT, Pieces, lengths, load, made_by_task, short
+from tests.tasks.task_doubles import (
+    FOLLOWING,
+    NAMES,
+    ROOT,
+    UNIT,
+    WORKED_OUT,
+    Pieces,
+    lengths,
+    load,
+    made_by_task,
+    short,
+)
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 PRINT_HASHES = """
@@ -94,7 +105,7 @@ def test_every_answer_is_in_the_context(name: str) -> None:
         assert not any(answer in sample.question + sample.answer_prefix for answer in sample.answers)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "fidelity"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in FOLLOWING])
 def test_every_answer_fits_the_budget(name: str) -> None:
     tokenizer = Pieces()
     for sample in load(name, lengths=lengths(name, 640)).samples(tokenizer, 12, seed=5):
@@ -106,11 +117,11 @@ def test_two_seeds_share_no_text(name: str) -> None:
     drawn = [short(name).samples(Pieces(), 12, seed) for seed in (1, 2)]
     one, other = ({sample.context for sample in samples} for samples in drawn)
     for texts in (one, other):  # prose is drawn from one book: once in a while a passage comes twice
-        assert len(texts) >= 12 // drawn[0][0].meta.get("turns", 1) - (name == "fidelity")
+        assert len(texts) >= 12 // drawn[0][0].meta.get("turns", 1) - (name in FOLLOWING)
     assert one.isdisjoint(other)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "fidelity"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in FOLLOWING])
 def test_an_empty_text_is_a_scored_zero(name: str) -> None:
     task = short(name)
     score = task.score(task.samples(Pieces(), 1, seed=0)[0], response(""))
