@@ -139,7 +139,7 @@ class SizedTask(Task):
     def samples(self, tokenizer: Tokenizer, n: int, seed: int) -> list[Sample]:
         if found := self.problems(tokenizer):
             raise ValueError("\n".join(found))
-        family = f"{self.name}-{digest({'options': self.spec()['options'], 'seed': seed}, 8)}"
+        family = self.family(seed)
         return [
             replace(
                 fill(self.draft(tokenizer, seed, index), tokenizer, self.length(index), "task.lengths"),
@@ -147,6 +147,10 @@ class SizedTask(Task):
             )
             for index in range(n)
         ]
+
+    def family(self, seed: int) -> str:
+        """What the ids of all samples of these options and this seed begin with."""
+        return f"{self.name}-{digest({'options': self.spec()['options'], 'seed': seed}, 8)}"
 
     def length(self, index: int) -> int:
         """Tokens that sample ``index`` is filled to."""

@@ -19,6 +19,7 @@ GIVEN = (
     "human_eval",
     "jsonl",
     "lm_eval",
+    "reasoning_gym",
 )  # their questions come from data that a test must bring, or run programs
 HOLDING = ("fidelity_answers", "ruler")  # made of other tasks
 NAMES = tuple(sorted({path.stem for path in (ROOT / "conf" / "task").glob("*.yaml")} - {*GIVEN, *HOLDING}))
