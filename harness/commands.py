@@ -47,6 +47,8 @@ def report(config: Mapping[str, Any]) -> int:
     """Rebuild a run's verdict and report from the store. Returns the exit code."""
     if config["format"] not in ("text", "json"):
         raise BadInput(f"format must be text or json, got {config['format']!r}")
+    if config["by"] not in ("task", "family"):
+        raise BadInput(f"by must be task or family, got {config['by']!r}")
     folder, manifest = manifests.load(config["run"], Path(config["results_dir"]))
     gate = report_gate(manifest["gate"], config["gate"])
     if wrong := strangers(gate, {group["label"]: group["fidelity"] for group in manifest["groups"]}):
@@ -59,7 +61,7 @@ def report(config: Mapping[str, Any]) -> int:
     if config["format"] == "json":
         print(json.dumps(verdict, indent=1))
     else:
-        print(reports.text_table(verdict))
+        print(reports.text_table(verdict, by=config["by"]))
         print(f"report: {folder / 'report.html'}")
     return strict_exit(verdict) if gate.strict else 0
 

@@ -15,6 +15,7 @@ import pandas as pd
 from harness import samples as sample_files
 from harness.compare import ComparisonInput, compare
 from harness.make import make
+from harness.parts import Part, parts
 from harness.pass_at_k import pass_at_k
 from harness.store import Damage, ResultStore
 from harness.types import BadInput, Decision, Gate, Generation, Pair, Record, Sample, State, canonical, digest
@@ -97,8 +98,10 @@ def judge(
         looks = {name: _look(store, group, cell, gate, notes) for name, cell in group.candidates.items()}
         for name, cell in group.candidates.items():
             look, held = looks[name]
-            judged = judge_cell(_cell_input(group, cell, look), held, gating)
-            cells.append((judged, _cell_json(judged, group, cell, manifest["model"])))
+            asked = _cell_input(group, cell, look)
+            judged = judge_cell(asked, held, gating)
+            inside = parts(asked, group.samples, group.baseline.records, cell.records)
+            cells.append((judged, _cell_json(judged, inside, group, cell, manifest["model"])))
         pairs += _comparison_inputs(group, compared, looks)
     strategies = _strategies([judged for judged, _ in cells], groups, gate)
     verdict = {
@@ -154,7 +157,7 @@ def _rescored(task: Task, sample: Sample, record: Record) -> Record:
     if record.response is None:
         return record
     score = task.score(sample, record.response)
-    return replace(record, state=score.state, score=score.value, answer=score.answer)
+    return replace(record, state=score.state, score=score.value, answer=score.answer, parts=score.parts)
 
 
 def _pairs(group: GroupRecords, other: CellRecords, against: CellRecords | None = None) -> tuple[Pair, ...]:
@@ -260,18 +263,23 @@ def _fidelity(cell: CellRecords) -> dict[str, float]:
 
 
 def _cell_json(
-    verdict: CellVerdict, group: GroupRecords, cell: CellRecords, model: Mapping[str, Any]
+    verdict: CellVerdict, inside: Sequence[Part], group: GroupRecords, cell: CellRecords, model: Mapping[str, Any]
 ) -> dict[str, Any]:
     facts = asdict(verdict)
     facts["reasons"] = list(verdict.reasons)
     return {
         **facts,
+        "family": group.task.family,
+        "parts": [asdict(part) for part in inside],
         "memory": _memory(cell, model["element_bytes"], model["deploy_element_bytes"]),
         "evidence": _evidence(cell),
         "output_tokens": _output_tokens(cell),
         "output_tokens_baseline": _output_tokens(group.baseline),
         "thinking_cut": _thinking_cut(group, cell),
         "thinking_cut_baseline": _thinking_cut(group, group.baseline),
+        "at_limit": _at_limit(cell),
+        "at_limit_baseline": _at_limit(group.baseline),
+        "failed_baseline": sum(record.state is State.FAILED for record in group.baseline.records.values()),
         "address": cell.planned["address"],
     }
 
@@ -344,6 +352,11 @@ def _pass_at_k(group: GroupRecords, manifest: Mapping[str, Any]) -> list[dict[st
     return [
         asdict(pass_at_k((name, label, group.mode), group.samples, cell.records, k)) for name, cell in cells.items()
     ]
+
+
+def _at_limit(cell: CellRecords) -> int:
+    """Answers that ended because they had as many tokens as an answer may have."""
+    return sum(record.response is not None and record.response.finish == "length" for record in cell.records.values())
 
 
 def _strategies(cells: Sequence[CellVerdict], groups: Sequence[GroupRecords], gate: Gate) -> list[dict[str, Any]]:

@@ -83,6 +83,7 @@ class ReportSchema:
     gate: ReportGateSchema = field(default_factory=ReportGateSchema)
     compare: list[str] = field(default_factory=list)
     rescore: bool = False
+    by: str = MISSING
     format: str = MISSING
 
 

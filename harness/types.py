@@ -122,12 +122,20 @@ class Response:
 
 @dataclass(frozen=True)
 class Score:
-    """A task's judgement of one response: ``value`` in [0, 1] when scored, else None."""
+    """A task's judgement of one response: ``value`` in [0, 1] when scored, else None.
+
+    ``parts`` are further scores in [0, 1] by name, such as "strict", "leak", "kind: begins" or "position: 2"; what stands
+    before a colon groups them. Reports show them, no decision rests on them.
+    """
 
     state: State
     value: float | None
     answer: str = ""  # what was extracted from the text and compared
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if wrong := [f"{name} = {value}" for name, value in self.parts.items() if not 0 <= value <= 1]:
+            raise ValueError(f"parts of a score must be in [0, 1], got {', '.join(wrong)}")
 
 
 @dataclass(frozen=True)
@@ -166,6 +174,7 @@ class Record:
     state: State
     score: float | None = None
     answer: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)  # see Score; of a record from before there were any: none
     response: Response | None = None
     evidence: tuple[Evidence, ...] = ()
     memory: Memory | None = None

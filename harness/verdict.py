@@ -233,6 +233,10 @@ class _FlipTest(_Units):
     def interval(self, alpha: float, margin: float) -> Interval:
         return stats.ni_interval(self.gained, self.lost, self.n, alpha, margin)
 
+    def shown_interval(self, alpha: float) -> Interval:
+        """Of changes that nothing is decided on, of which there may be thousands: Tango's limits at any n."""
+        return stats.tango_interval(self.gained, self.lost, self.n, alpha)
+
     def n_needed(self, margin: float, alpha: float, power: float, mean: float) -> int | None:
         return stats.ni_sample_size(margin, alpha, power, self.flip_rate or 0.0, mean)
 
@@ -254,6 +258,10 @@ class _BettingTest(_Units):
 
     def interval(self, alpha: float, margin: float) -> Interval:
         return stats.betting_interval(self.d, alpha, margin)
+
+    def shown_interval(self, alpha: float) -> Interval:
+        """Of changes that nothing is decided on."""
+        return stats.betting_interval(self.d, alpha, 0.0)
 
     def n_needed(self, margin: float, alpha: float, power: float, mean: float) -> int | None:
         return stats.betting_sample_size(self.d, margin, alpha, power, mean)

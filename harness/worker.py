@@ -135,7 +135,7 @@ def judged(task: Task, sample: Sample, answer: Answer) -> Record:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise BadInput(f"task {task.name}: its scorer failed on the answer to sample {sample.id}: {reason}") from error
-    return Record(**common, state=score.state, score=score.value, answer=score.answer)
+    return Record(**common, state=score.state, score=score.value, answer=score.answer, parts=score.parts)
 
 
 def _end_with_parent() -> None:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Protocol
 
 from harness.types import Response, Sample, Score, digest
 
+FAMILIES = ("retrieval", "multi_turn", "reasoning", "code", "instructions", "fidelity")
+
 
 class Tokenizer(Protocol):
     """What a task may ask of a model's tokenizer."""
@@ -44,6 +46,13 @@ class Task(ABC):
     chance: ClassVar[float] = 0.0  # score of a model that guesses
     graded: ClassVar[bool] = False  # True: scores between 0 and 1 occur, so pairs are not binary
     fidelity: ClassVar[bool] = False  # True: measures distance to the baseline; never gates
+
+    @property
+    def family(self) -> str:
+        """What reports group it under: the folder of ``tasks/`` it lives in, "fidelity", or "own" for data of the user's own."""
+        package, _, rest = type(self).__module__.partition(".")
+        folder = rest.partition(".")[0]
+        return folder if package == "tasks" and folder in FAMILIES else "own"
 
     @abstractmethod
     def samples(self, tokenizer: Tokenizer, n: int, seed: int) -> list[Sample]:

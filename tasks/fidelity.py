@@ -99,10 +99,10 @@ class FidelityOfAnswers(Task):
 
 
 def agreement(response: Response) -> Score:
-    """The share of tokens on which a strategy agrees with the baseline; all that the engine measured is in the detail."""
+    """The share of tokens on which a strategy agrees with the baseline."""
     if response.fidelity is None:
-        return Score(State.FAILED, None, detail={"error": "the engine measured no fidelity for this sample"})
-    return Score(State.SCORED, response.fidelity["top1_agreement"], detail=dict(response.fidelity))
+        return Score(State.FAILED, None, "the engine measured no fidelity for this sample")
+    return Score(State.SCORED, response.fidelity["top1_agreement"])
 
 
 def _prose(rng: random.Random) -> Callable[[int], str]:

@@ -33,11 +33,13 @@ class Given(Task):
             called with a text and the accepted answers, it returns a score in [0, 1]. None: what the data's format says.
         max_new_tokens: Tokens that an answer may have where the item does not say. None: the longest answer and some room.
         chance: Score of a model that guesses; a baseline must be above it.
+        family: What reports group the task under.
     """
 
     scorer: Any = None
     max_new_tokens: int | None = None
     chance: float = 0.0  # type: ignore[misc]  # of all tasks of the class elsewhere, of one data set here
+    family: str = "own"  # type: ignore[misc]
 
     @cached_property
     @abstractmethod
@@ -106,9 +108,9 @@ class Given(Task):
         return Score(State.SCORED, _value(judge, response.text, sample.answers), response.text.strip())
 
     def spec(self) -> dict[str, Any]:
-        """Where the data lies does not count: ``sources`` knows it by its content."""
+        """Where the data lies does not count, for ``sources`` knows it by its content, nor what reports group it under."""
         spec = super().spec()
-        options = {key: value for key, value in spec["options"].items() if key != "path"}
+        options = {key: value for key, value in spec["options"].items() if key not in ("path", "family")}
         if is_dataclass(self.scorer):  # which are but its options so far
             options["scorer"] = {"class": _name(type(self.scorer)), "options": options["scorer"]}
         return {**spec, "options": options}

@@ -72,9 +72,11 @@ class LmEval(Task):
     def score(self, sample: Sample, response: Response) -> Score:
         cut = min((at for at in map(response.text.find, sample.stop) if at >= 0), default=None)
         answer, results = self._judged(sample.meta["doc"], response.text[:cut])
-        return Score(
-            State.SCORED, self._value(results), str(answer), {"results": {k: str(v) for k, v in results.items()}}
-        )
+        parts = {
+            name: float(value) for name, value in results.items() if isinstance(value, int | float) and 0 <= value <= 1
+        }
+        parts.pop(self.metric, None)
+        return Score(State.SCORED, self._value(results), str(answer), parts)
 
     def sources(self) -> dict[str, str]:
         """Digests of what decides prompts and scores: lm-eval's version, the task as it is configured, its documents."""

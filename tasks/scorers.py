@@ -50,6 +50,11 @@ def any_contained(text: str, answers: Sequence[str]) -> bool:
     return any(contains(text, answer) for answer in answers)
 
 
+def by_position(scores: Sequence[float]) -> dict[str, float]:
+    """The parts of a score that one answer earns for several things asked in order; none where one thing was asked."""
+    return {f"position: {at}": float(score) for at, score in enumerate(scores, 1)} if len(scores) > 1 else {}
+
+
 def first_word(text: str) -> str:
     """The first word or number of ``text``, without the marks around it; "" if there is none."""
     found = _WORD.search(text)

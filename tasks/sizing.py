@@ -139,16 +139,16 @@ class SizedTask(Task):
     def samples(self, tokenizer: Tokenizer, n: int, seed: int) -> list[Sample]:
         if found := self.problems(tokenizer):
             raise ValueError("\n".join(found))
-        family = self.family(seed)
+        stem = self.stem(seed)
         return [
             replace(
                 fill(self.draft(tokenizer, seed, index), tokenizer, self.length(index), "task.lengths"),
-                id=f"{family}-{index:05d}",
+                id=f"{stem}-{index:05d}",
             )
             for index in range(n)
         ]
 
-    def family(self, seed: int) -> str:
+    def stem(self, seed: int) -> str:
         """What the ids of all samples of these options and this seed begin with."""
         return f"{self.name}-{digest({'options': self.spec()['options'], 'seed': seed}, 8)}"
 

@@ -38,6 +38,12 @@ class Suite(Task):
         object.__setattr__(self, "of", members)
 
     @property
+    def family(self) -> str:
+        """The members' own, if they share one."""
+        families = {task.family for task in self.of.values()}
+        return families.pop() if len(families) == 1 else super().family
+
+    @property
     def graded(self) -> bool:  # type: ignore[override]
         return any(task.graded for task in self.of.values())
 

@@ -26,6 +26,7 @@ BANNED = {
     ],
     "harness/engines/base.py": ["torch", "transformers"],
     "harness/stats.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
+    "harness/parts.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
     "harness/verdict.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
     "harness/compare.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
     "harness/judge.py": ["torch", "transformers", "harness.engines", "strategies"],

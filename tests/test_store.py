@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness import samples as sample_files
 from harness.store import Cell, ResultStore
-from harness.types import BadInput, Evidence, Memory, Record, Response, Sample, State
+from harness.types import BadInput, Evidence, Memory, Record, Response, Sample, State, canonical, digest
 
 
 def record(sample: str = "s0", score: float | None = 1.0, state: State = State.SCORED, **changes: object) -> Record:
@@ -24,6 +24,7 @@ def record(sample: str = "s0", score: float | None = 1.0, state: State = State.S
         state=state,
         score=score,
         answer="42",
+        parts={"leak": 0.25, "kind: begins": 1.0},
         response=Response("42 </script>", (1, 2), "stop", {"kl_mean": 0.5}),
         evidence=(Evidence("quant/fp8", True, "quantized 5 of 5", {"clipped_elements": 0.0}),),
         memory=Memory(10, 1, 2, 3, 4, 5, 0.5, 6, 7),
@@ -45,6 +46,13 @@ def test_a_record_comes_back_as_it_went_in(cell: Cell) -> None:
         "s1": record("s1", None, State.FAILED, response=None, memory=None, error="x", fault="model"),
     }
     assert damaged == []
+
+
+def test_a_record_of_before_scores_had_parts_is_read(cell: Cell) -> None:
+    old = {key: value for key, value in record().to_json().items() if key != "parts"}
+    cell._write_part([canonical({"checksum": digest(old), "record": old})])
+    records, damaged = cell.read()
+    assert records == {"s0": record(parts={})} and damaged == []
 
 
 def test_a_model_s_failure_outranks_one_of_the_infrastructure(cell: Cell) -> None:

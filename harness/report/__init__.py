@@ -36,9 +36,13 @@ def write(folder: Path, verdict: Mapping[str, Any], samples: pd.DataFrame) -> li
         "summary.csv": sheet.render(verdict).encode(),
         **{f"plots/{picture.file}": picture.png for picture in pictures},
     }
-    if comparisons := sheet.comparisons(verdict):
-        files["comparisons.csv"] = comparisons.encode()
-    for stale in ("comparisons.csv", *(f"plots/{file}" for file in plots.FILES)):
+    some = {
+        "comparisons.csv": sheet.comparisons(verdict),
+        "families.csv": sheet.families_sheet(verdict),
+        "routing.csv": sheet.routing(verdict),
+    }
+    files |= {name: text.encode() for name, text in some.items() if text}
+    for stale in (*some, *(f"plots/{file}" for file in plots.FILES)):
         if stale not in files:
             (folder / stale).unlink(missing_ok=True)
     return [write_atomic(folder / name, content) for name, content in files.items()]

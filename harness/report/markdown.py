@@ -37,6 +37,11 @@ def _blocks(page: Page, pictures: Sequence[Plot]) -> Iterator[str]:
         ],
     )
     yield escape(page.matrix_note)
+    for table, note in ((page.routes, page.routes_note), (page.families, page.families_note)):
+        if table.rows:
+            yield f"## {table.title}"
+            yield _table(table)
+            yield escape(note)
     if page.comparisons.rows:
         yield f"## {page.comparisons.title}"
         yield _table(page.comparisons)
@@ -50,6 +55,10 @@ def _blocks(page: Page, pictures: Sequence[Plot]) -> Iterator[str]:
         for table in part.tables:
             yield f"**{table.title}**"
             yield _table(table)
+        if part.inside.rows:
+            yield f"**{escape(part.inside.title)}**"
+            yield _table(part.inside)
+            yield escape(page.inside_note)
     yield bullets(f"{term}: {meaning}" for term, meaning in page.glossary)
     yield "## Plots"
     for picture in pictures:
@@ -105,7 +114,7 @@ def _flip(flip: Flip) -> str:
 def _table(table: Table) -> str:
     badges = table.columns.index(DECISION) if DECISION in table.columns else -1
     rows = [[f"**{badge(text)}**" if i == badges else escape(text) for i, text in enumerate(row)] for row in table.rows]
-    return grid(table.columns, rows, table.words)
+    return grid(list(map(escape, table.columns)), rows, table.words)
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[str]], words: int | None = None) -> str:

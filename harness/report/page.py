@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness.report import resamples, sentences, tables
+from harness.report import families, resamples, sentences, tables
 from harness.report.flips import Flips, find
 from harness.report.format import MISSING, interval, number, percent, signed
+from harness.report.inside import NOTE, inside
 from harness.report.outlook import ORDER, SYMBOLS, Cell, Outlook
 from harness.report.tables import Table
 from harness.types import Decision
@@ -46,6 +47,7 @@ class TaskPart:
 
     label: str
     tables: tuple[Table, ...]
+    inside: Table  # without rows if the task has nothing inside
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,16 @@ class Page:
     matrix_columns: tuple[str, ...]
     matrix: tuple[tuple[Card, tuple[Square | None, ...]], ...]
     matrix_note: str
+    families: Table  # without rows if one task was judged
+    families_note: str
+    routes: Table  # without rows if one strategy was judged
+    routes_note: str
     comparisons: Table  # without rows if no candidates were compared with each other
     comparison_whys: tuple[str, ...]
     comparisons_note: str
     next_steps: Table
     tasks: tuple[TaskPart, ...]
+    inside_note: str
     glossary: tuple[tuple[str, str], ...]
     strategies: tuple[StrategyPart, ...]
     memory_note: str
@@ -107,11 +114,16 @@ def build(verdict: Mapping[str, Any], samples: pd.DataFrame) -> Page:
             for name, card in cards.items()
         ),
         matrix_note=sentences.matrix_note(outlook),
+        families=families.families_table(families.families(outlook)),
+        families_note=families.FAMILIES_NOTE,
+        routes=families.routes_table(families.routes(outlook)),
+        routes_note=families.ROUTES_NOTE,
         comparisons=tables.comparisons(outlook),
         comparison_whys=tuple(sentences.comparison_why(outlook, pair) for pair in outlook.comparisons),
         comparisons_note=sentences.comparisons_note(outlook),
         next_steps=tables.next_steps(outlook),
         tasks=tuple(_task(outlook, column) for column in outlook.columns),
+        inside_note=NOTE,
         glossary=sentences.glossary(outlook),
         strategies=tuple(_strategy(outlook, entry, cards[entry["name"]], samples) for entry in outlook.strategies),
         memory_note=sentences.memory_note(outlook),
@@ -121,7 +133,8 @@ def build(verdict: Mapping[str, Any], samples: pd.DataFrame) -> Page:
 
 
 def _task(outlook: Outlook, column: tuple[str, str]) -> TaskPart:
-    return TaskPart(outlook.label(column), (*tables.of_task(outlook, column), *resamples.pass_at_k(outlook, column)))
+    shown = (*tables.of_task(outlook, column), *resamples.pass_at_k(outlook, column))
+    return TaskPart(outlook.label(column), shown, inside(outlook, column))
 
 
 def _card(outlook: Outlook, strategy: Mapping[str, Any], index: int) -> Card:

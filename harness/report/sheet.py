@@ -1,12 +1,14 @@
-"""summary.csv, one row a cell, and comparisons.csv, one row a pair of candidates: safe to open in a spreadsheet."""
+"""The tables of a report as CSV, safe to open in a spreadsheet: cells, pairs of candidates, families of tasks, routes."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from harness.report import families
 from harness.report.format import missing
 from harness.report.outlook import Outlook, fraction
 
@@ -14,8 +16,8 @@ CELL_FIELDS = (
     *("strategy", "task", "mode", "decision", "gating", "n", "clusters", "baseline", "score", "delta", "ci_low"),
     *("ci_high", "margin", "alpha", "p_value", "test", "gained", "lost", "lost_pairs", "flip_rate", "noise_flip_rate"),
     *("control_delta", "n_needed", "n_needed_observed", "min_margin", "look", "looks", "left_out", "not_acted"),
-    *("truncated", "failed", "output_tokens_baseline", "output_tokens", "thinking_cut_baseline", "thinking_cut"),
-    "address",
+    *("truncated", "failed", "failed_baseline", "at_limit_baseline", "at_limit"),
+    *("output_tokens_baseline", "output_tokens", "thinking_cut_baseline", "thinking_cut", "family", "address"),
 )
 COMPARISON_FIELDS = (
     *("a", "b", "task", "mode", "finding", "within_margin", "n", "clusters", "samples", "a_score", "b_score", "delta"),
@@ -45,6 +47,22 @@ def comparisons(verdict: Mapping[str, Any]) -> str:
     return _csv(_comparison(outlook, {}), rows) if rows else ""
 
 
+def families_sheet(verdict: Mapping[str, Any]) -> str:
+    """Families of tasks by strategies as CSV text; empty if one task was judged."""
+    outlook = Outlook(verdict)
+    rows = [{**_run(outlook), **asdict(one), **one.decisions} for one in families.families(outlook)]
+    for row in rows:
+        del row["decisions"]
+    return _csv(rows[0], rows) if rows else ""
+
+
+def routing(verdict: Mapping[str, Any]) -> str:
+    """The stack to take for each task as CSV text; empty if one strategy was judged."""
+    outlook = Outlook(verdict)
+    rows = [{**_run(outlook), **asdict(route)} for route in families.routes(outlook)]
+    return _csv(rows[0], rows) if rows else ""
+
+
 def _csv(header: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -53,11 +71,13 @@ def _csv(header: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
+def _run(outlook: Outlook) -> dict[str, Any]:
+    return {"run": outlook.verdict.get("name"), "model": outlook.model.get("id"), "seed": outlook.verdict.get("seed")}
+
+
 def _comparison(outlook: Outlook, pair: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "run": outlook.verdict.get("name"),
-        "model": outlook.model.get("id"),
-        "seed": outlook.verdict.get("seed"),
+        **_run(outlook),
         **{name: pair.get(name) for name in COMPARISON_FIELDS},
         "reasons": "; ".join(pair.get("reasons") or ()),
     }

@@ -79,8 +79,8 @@ def _test(cells: Mapping[str, Cell]) -> Table:
 
 
 def _basis(cells: Mapping[str, Cell]) -> Table:
-    columns = ("strategy", "gating", "noise ψ₀", "control d", "lost pairs", "truncated", "failed", "left out")
-    columns += ("not acted", "output tokens, full → it")
+    columns = ("strategy", "gating", "noise ψ₀", "control d", "lost pairs", "truncated", "left out", "not acted")
+    columns += ("failed, full → it", "at token limit, full → it", "answer tokens, full → it")
     thinking = any(not missing(cell.get("thinking_cut")) for cell in cells.values())
     columns += ("thinking cut, full → it",) * thinking
     rows = tuple(
@@ -89,7 +89,9 @@ def _basis(cells: Mapping[str, Cell]) -> Table:
             plain(cell.get("gating")),
             percent(cell.get("noise_flip_rate")),
             signed(cell.get("control_delta")),
-            *(plain(cell.get(field)) for field in ("lost_pairs", "truncated", "failed", "left_out", "not_acted")),
+            *(plain(cell.get(field)) for field in ("lost_pairs", "truncated", "left_out", "not_acted")),
+            f"{count(cell.get('failed_baseline'))} → {count(cell.get('failed'))}",
+            f"{count(cell.get('at_limit_baseline'))} → {count(cell.get('at_limit'))}",
             f"{_tokens(cell.get('output_tokens_baseline'))} → {_tokens(cell.get('output_tokens'))}",
             *(f"{percent(cell.get('thinking_cut_baseline'))} → {percent(cell.get('thinking_cut'))}",) * thinking,
         )

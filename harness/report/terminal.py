@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.report import sentences
+from harness.report import families, sentences
 from harness.report.format import MINUS, general, interval, number, percent, plain, shorten, signed
 from harness.report.outlook import Cell, Outlook
+from harness.report.tables import Table
 from harness.types import Decision
 
 NAME_LIMIT = 28
@@ -17,22 +18,56 @@ _SHORT = {Decision.INCONCLUSIVE: "INCONCL"}
 GAP = "  "
 
 
-def text_table(verdict: Mapping[str, Any], width: int | None = None) -> str:
-    """Strategies by tasks; as many tasks beside each other as fit into ``width``, the others below.
+def text_table(verdict: Mapping[str, Any], width: int | None = None, by: str = "task") -> str:
+    """Strategies by tasks, as many tasks beside each other as fit into ``width``, the others below; or families of tasks.
 
     Args:
         verdict: Content of verdict.json.
         width: Columns of the terminal; asked of the terminal if None, 100 where there is none.
+        by: task, or family: families by strategies, and which stack to take for which task.
     """
     width = max(width or shutil.get_terminal_size((100, 24)).columns, 60)
     outlook = Outlook(verdict)
+    blocks = _by_family(outlook, width) if by == "family" else _by_task(outlook, width)
+    return "\n\n".join([_title(outlook), *blocks, *_comparisons(outlook, width), *_footer(outlook, width)]) + "\n"
+
+
+def _by_task(outlook: Outlook, width: int) -> list[str]:
     head = _column(["strategy", *(shorten(_line(entry["name"]), NAME_LIMIT, "..") for entry in outlook.strategies)])
     share = _column(["KV share", *(outlook.memory(entry["name"]) for entry in outlook.strategies)])
     overall = _column(["verdict", *(entry["decision"] for entry in outlook.strategies)])
     fixed = [head, overall, share]
     columns = [_task(outlook, column) for column in outlook.columns]
-    blocks = [_block(fixed, group) for group in _groups(fixed, columns, width)]
-    return "\n\n".join([_title(outlook), *blocks, *_comparisons(outlook, width), *_footer(outlook, width)]) + "\n"
+    return [_block(fixed, group) for group in _groups(fixed, columns, width)]
+
+
+def _by_family(outlook: Outlook, width: int) -> list[str]:
+    """Families of tasks and routes; a sentence where there is nothing to put beside each other."""
+    wrap = textwrap.TextWrapper(width=width, subsequent_indent="  ")
+    found = families.families(outlook)
+    one_task = "Families of tasks: one task was judged, so there is no mean to take."
+    means = [_text(families.families_table(found)), wrap.fill(_line(families.FAMILIES_NOTE))] if found else [one_task]
+    return [*means, *_routes(outlook, wrap)]
+
+
+def _routes(outlook: Outlook, wrap: textwrap.TextWrapper) -> list[str]:
+    found = families.routes(outlook)
+    if not found:
+        return ["Which stack for which task: one strategy was judged, so there is nothing to choose."]
+    reasons = [wrap.fill(_line(f"{route.task}: {route.reason}")) for route in found if route.reason]
+    table = families.routes_table(found)
+    why = table.columns.index("why none")
+    return [_text(table, leave_out=why), "\n".join([*reasons, wrap.fill(_line(families.ROUTES_NOTE))])]
+
+
+def _text(table: Table, leave_out: int | None = None) -> str:
+    """A table of the report as columns of text under its title."""
+    columns = [
+        _column([shorten(_line(text), 34, "..") for text in (name, *(row[at] for row in table.rows))])
+        for at, name in enumerate(table.columns)
+        if at != leave_out
+    ]
+    return f"{table.title}\n\n{_block([], columns)}"
 
 
 def _task(outlook: Outlook, column: tuple[str, str]) -> list[str]:

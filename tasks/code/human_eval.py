@@ -109,11 +109,9 @@ class HumanEval(SizedTask):
         if not self.allow_exec:
             raise ValueError(REFUSAL)
         problem = problems()[sample.meta["problem"]]
-        body = completion(response.text)
-        source = f"{problem.begun}{body}\n{problem.test}\ncheck({problem.entry})\n"
+        source = f"{problem.begun}{completion(response.text)}\n{problem.test}\ncheck({problem.entry})\n"
         outcome = sandbox.run(source, sandbox.Limits(seconds=self.seconds, memory_mb=self.memory_mb))
-        detail = {"reason": outcome.reason, "completion": body, "output": outcome.output[-1000:]}
-        return Score(State.SCORED, float(outcome.passed), outcome.reason, detail)
+        return Score(State.SCORED, float(outcome.passed), outcome.reason)
 
     def sources(self) -> dict[str, str]:
         data = hashlib.sha256(_data()).hexdigest()[:16]

@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NextLine(SizedTask):
-    """The score is the similarity of the answer's first line of code with the true one; the detail tells whether they are equal.
+    """The score is the similarity of the answer's first line of code with the true one; "exact", a part, is their equality.
 
     Attributes:
         least: Lines, at least, between the last mention of the name and the line that takes it up.

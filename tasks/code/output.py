@@ -92,8 +92,8 @@ class OutputPrediction(SizedTask):
 
     def score(self, sample: Sample, response: Response) -> Score:
         line = next(iter(response.text.strip().splitlines()), "").strip(" `'\".")
-        detail = {"contained": float(scorers.contains(response.text, sample.answers[0]))}
-        return Score(State.SCORED, float(_tight(line) == _tight(sample.answers[0])), line, detail)
+        parts = {"contained": float(scorers.contains(response.text, sample.answers[0]))}
+        return Score(State.SCORED, float(_tight(line) == _tight(sample.answers[0])), line, parts)
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("words")

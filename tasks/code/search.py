@@ -79,8 +79,8 @@ class FunctionSearch(SizedTask):
     def score(self, sample: Sample, response: Response) -> Score:
         found = _NAME.search(re.sub(r"\bdef\b", "", response.text))
         name = found[0] if found else ""
-        detail = {"contained": float(scorers.contains(response.text, sample.answers[0]))}
-        return Score(State.SCORED, float(name == sample.answers[0]), name, detail)
+        parts = {"contained": float(scorers.contains(response.text, sample.answers[0]))}
+        return Score(State.SCORED, float(name == sample.answers[0]), name, parts)
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("code")

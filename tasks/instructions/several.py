@@ -5,7 +5,7 @@
     Tell me about the sea, and keep all the rules.  ->  Lemon boats cross the sea.
 
 A compressed cache loses instructions one by one: some kinds before others, and some places before others. So the score is
-the share of instructions that were followed, and the detail tells it by kind and by place.
+the share of instructions that were followed, and its parts tell it by kind and by place.
 
 After "The Pitfalls of KV Cache Compression" (arXiv 2510.00231) and IFEval (arXiv 2311.07911), with own kinds and
 wording.
@@ -128,7 +128,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Instructions(SizedTask):
-    """The score is the share of instructions followed. The detail has it by kind and by place in the prompt, and its minimum.
+    """The score is the share of instructions followed. Its parts have it by kind and by place in the prompt, and "all".
 
     Attributes:
         count: Instructions of a sample, of so many aspects.
@@ -174,9 +174,9 @@ class Instructions(SizedTask):
     def score(self, sample: Sample, response: Response) -> Score:
         rules = [Rule(kind, object) for kind, _, object in (answer.partition(" ") for answer in sample.answers)]
         kept = [float(rule.kept(response.text)) for rule in rules]
-        by_kind = {rule.kind: value for rule, value in zip(rules, kept, strict=True)}
-        detail = {"by_kind": by_kind, "by_position": kept, "minimum": min(kept)}
-        return Score(State.SCORED, sum(kept) / len(kept), response.text.strip(), detail)
+        by_kind = {f"kind: {rule.kind}": value for rule, value in zip(rules, kept, strict=True)}
+        parts = {**by_kind, **scorers.by_position(kept), "all": min(kept)}
+        return Score(State.SCORED, sum(kept) / len(kept), response.text.strip(), parts)
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("words", "prose")

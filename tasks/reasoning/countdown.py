@@ -60,7 +60,7 @@ class Puzzle(NamedTuple):
 class Countdown(SizedTask):
     """The score is the share of the puzzles asked for that are solved.
 
-    Strict: line by line as in the text. Flexible, in the detail: also as one expression.
+    Strict: line by line as in the text. Flexible, a part: also as one expression.
 
     Attributes:
         numbers: Numbers of each puzzle, so one line less in its solution.
@@ -105,13 +105,13 @@ class Countdown(SizedTask):
         return build
 
     def score(self, sample: Sample, response: Response) -> Score:
-        _, *parts = _PUZZLE.split(f"{sample.answer_prefix}{response.text}")
-        answered = dict(zip(parts[::2], parts[1::2], strict=True))  # number of a puzzle -> what is written about it
+        _, *written = _PUZZLE.split(f"{sample.answer_prefix}{response.text}")
+        answered = dict(zip(written[::2], written[1::2], strict=True))  # number of a puzzle -> what is written about it
         texts = [answered.get(number, "") for number in re.findall(r"\d+", sample.question)]
         strict = [_solved(text, answer) for text, answer in zip(texts, sample.answers, strict=True)]
         flexible = [_reached(text, answer) for text, answer in zip(texts, sample.answers, strict=True)]
-        detail = {"strict": fmean(strict), "flexible": fmean(map(max, strict, flexible))}
-        return Score(State.SCORED, detail["strict"], response.text.strip(), detail)
+        parts = {"strict": fmean(strict), "flexible": fmean(map(max, strict, flexible))}
+        return Score(State.SCORED, parts["strict"], response.text.strip(), parts)
 
     def sources(self) -> dict[str, str]:
         return corpus.sources()

@@ -74,7 +74,8 @@ class GraphWalk(SizedTask):
         named = nodes.intersection(_NODE.findall(response.text.lower()))
         right = len(named & set(sample.answers))
         f1 = 2 * right / (len(named) + len(sample.answers))
-        return Score(State.SCORED, f1, ", ".join(sorted(named)), {"named": len(named), "right": right})
+        parts = {"precision": right / max(len(named), 1), "recall": right / len(sample.answers)}
+        return Score(State.SCORED, f1, ", ".join(sorted(named)), parts)
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("words")

@@ -60,7 +60,7 @@ REFUSED = {
 class ReasoningGym(SizedTask):
     """The score is the generator's own judgement of the answer's first line, or of as many lines as the right answer has.
 
-    Flexible, in the detail: of the whole text, if that is better.
+    Flexible, a part of it: of the whole text, if that is better.
 
     Attributes:
         dataset: The generator's name in reasoning-gym.
@@ -85,8 +85,8 @@ class ReasoningGym(SizedTask):
             return super().samples(tokenizer, n, seed)
         if found := self.problems(tokenizer):
             raise ValueError("\n".join(found))
-        family = self.family(seed)
-        alone = (replace(self.draft(tokenizer, seed, at)(0), id=f"{family}-{at:05d}") for at in range(n))
+        stem = self.stem(seed)
+        alone = (replace(self.draft(tokenizer, seed, at)(0), id=f"{stem}-{at:05d}") for at in range(n))
         return admitted(enumerate(alone), tokenizer, "problem")
 
     def draft(self, tokenizer: Tokenizer, seed: int, index: int) -> Draft:

@@ -23,7 +23,7 @@ MOST = 9  # coins of a payment
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger(SizedTask):
-    """A sample is right when the first number of the answer is the balance; the last number is kept in the detail.
+    """A sample is right when the first number of the answer is the balance; the last number is its part "flexible".
 
     Attributes:
         steps: Payments from or to the person asked for. The others pay each other as often, if there are two of them.

@@ -39,7 +39,7 @@ _PLACE = re.compile(r"[a-z]+(?:-[a-z]+)*")
 class Path(SizedTask):
     """The score is the share of lines before the first wrong one.
 
-    Strict: a line counts as it stands in the list. Flexible, in the detail: only the places count, in order.
+    Strict: a line counts as it stands in the list. Flexible, a part: only the places count, in order.
 
     Attributes:
         steps: Links to follow, so lines to write.
@@ -81,8 +81,8 @@ class Path(SizedTask):
         visited = [place for at, place in enumerate(named) if at == 0 or place != named[at - 1]]
         strict = _agree(lines, [_link(*pair) for pair in pairwise(stops)])
         flexible = max(_agree(visited, stops) - 1, 0)
-        detail = {"lines": self.steps, "strict": strict / self.steps, "flexible": flexible / self.steps}
-        return Score(State.SCORED, strict / self.steps, response.text.strip(), detail)
+        parts = {"strict": strict / self.steps, "flexible": flexible / self.steps}
+        return Score(State.SCORED, parts["strict"], response.text.strip(), parts)
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("words")

@@ -31,7 +31,7 @@ NAMES = tuple("".join(letters) for letters in product("bdfgklmnprtvz", "aeiou", 
 
 @dataclass(frozen=True, kw_only=True)
 class Registers(SizedTask):
-    """A sample is right when the first number of the answer is the value; the last number is kept in the detail.
+    """A sample is right when the first number of the answer is the value; the last number is its part "flexible".
 
     Attributes:
         steps: Lines between the first value and the last: sums, differences and copies to another variable.

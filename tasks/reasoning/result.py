@@ -7,7 +7,7 @@ from tasks import scorers
 
 
 def score(sample: Sample, response: Response) -> Score:
-    """1 if the first number of the answer is the right one; the last number, of a model that calculates aloud, in the detail."""
+    """1 if the first number of the answer is the right one; "flexible", a part: the last, of a model that calculates aloud."""
     strict, flexible = scorers.first_number(response.text), scorers.last_number(response.text)
-    detail = {"strict": strict, "flexible": flexible}
-    return Score(State.SCORED, float(strict == sample.answers[0]), strict, detail)
+    parts = {"strict": float(strict == sample.answers[0]), "flexible": float(flexible == sample.answers[0])}
+    return Score(State.SCORED, parts["strict"], strict, parts)

@@ -81,7 +81,7 @@ class World(SizedTask):
     def score(self, sample: Sample, response: Response) -> Score:
         word = scorers.first_word(response.text)
         right = any(scorers.first_word_is(response.text, answer) for answer in sample.answers)
-        return Score(State.SCORED, float(right), word, {"ask": sample.meta["ask"]})
+        return Score(State.SCORED, float(right), word)
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("prose")

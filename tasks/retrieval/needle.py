@@ -95,9 +95,9 @@ class Needle(SizedTask):
         return depth_level(index // len(self.lengths), self.depths)
 
     def score(self, sample: Sample, response: Response) -> Score:
-        found = [answer for answer in sample.answers if scorers.contains(response.text, answer)]
-        value = self.grade(len(found) / len(sample.answers))
-        return Score(State.SCORED, value, response.text.strip(), {"found": len(found), "asked": len(sample.answers)})
+        found = [scorers.contains(response.text, answer) for answer in sample.answers]
+        value = self.grade(sum(found) / len(found))
+        return Score(State.SCORED, value, response.text.strip(), scorers.by_position(found))
 
     def grade(self, share: float) -> float:
         """Score of an answer that holds this share of the values asked for."""

@@ -1,6 +1,6 @@
 """How RULER judges an answer: a reference counts where its letters stand, in any case, also inside a longer word.
 
-Kept as the authors have it, so that scores can be set beside published ones; ``alone`` in a score's detail is the share that
+Kept as the authors have it, so that scores can be set beside published ones; the part ``alone`` of a score is the share that
 stands alone, which is what the other tasks here ask for.
 
 Source: NVIDIA/RULER, scripts/eval/synthetic/constants.py (string_match_all, string_match_part).
@@ -29,9 +29,5 @@ def _found(text: str, answers: Sequence[str]) -> int:
 
 
 def _score(sample: Sample, response: Response, value: float) -> Score:
-    detail = {
-        "found": _found(response.text, sample.answers),
-        "asked": len(sample.answers),
-        "alone": scorers.share_contained(response.text, sample.answers),
-    }
-    return Score(State.SCORED, value, response.text.strip(), detail)
+    parts = {"alone": scorers.share_contained(response.text, sample.answers)}
+    return Score(State.SCORED, value, response.text.strip(), parts)

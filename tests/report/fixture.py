@@ -130,8 +130,32 @@ def _judged(name: str, task: str, share: float, fall: float | None) -> dict[str,
         ],
         "output_tokens_baseline": 41.2,
         "output_tokens": 43.75 if known else None,
+        "family": {"instructions": "instructions", "arithmetic_chain": "reasoning"}.get(task, "retrieval"),
+        "parts": _parts(task, fall) if known else [],
+        "at_limit": 7 if known else None,
+        "at_limit_baseline": 5,
+        "failed_baseline": 0,
         "address": f"c{abs(hash_of(name + task)):015x}",
     }
+
+
+def _parts(task: str, fall: float) -> list[dict[str, Any]]:
+    """Two kinds of instructions, of which one is lost; lengths of everything; a text that nobody should run."""
+    lost = {("kind", "begins"): 0.0, ("kind", f"ends {HOSTILE}"): 3 * fall, ("", "strict"): fall}
+    rows = {("length", "512"): 0.0, ("length", "4096"): 2 * fall, **(lost if task == "instructions" else {})}
+    return [
+        {
+            "group": group,
+            "name": name,
+            "n": 50,
+            "baseline": 0.75,
+            "score": 0.75 + delta,
+            "delta": delta,
+            "ci_low": delta - 0.05,
+            "ci_high": delta + 0.05,
+        }
+        for (group, name), delta in rows.items()
+    ]
 
 
 def hash_of(text: str) -> int:

@@ -42,7 +42,8 @@ def page(written) -> Tags:
 
 
 def test_every_file_is_written_and_nothing_else_is_left(written):
-    expected = {"report.html", "report.md", "summary.csv", "comparisons.csv", *(f"plots/{name}" for name in PLOTS)}
+    tables = ("summary.csv", "comparisons.csv", "families.csv", "routing.csv")
+    expected = {"report.html", "report.md", *tables, *(f"plots/{name}" for name in PLOTS)}
     on_disk = {str(p.relative_to(written.folder)) for p in written.folder.rglob("*") if p.is_file()}
     assert on_disk == expected == {str(p.relative_to(written.folder)) for p in written.paths}
     for name in PLOTS:

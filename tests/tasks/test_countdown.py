@@ -121,7 +121,7 @@ SAMPLE = Sample(
 def test_solutions_are_worked_out(text: str, strict: float, flexible: float) -> None:
     judged = TASK.score(SAMPLE, Response(text, (), "length"))
     assert (judged.state, judged.value) == (State.SCORED, strict)
-    assert judged.detail == {"strict": strict, "flexible": flexible}
+    assert judged.parts == {"strict": strict, "flexible": flexible}
 
 
 def test_the_own_solutions_score_full() -> None:

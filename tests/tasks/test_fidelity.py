@@ -21,7 +21,7 @@ def test_samples_follow_and_the_agreement_is_the_score() -> None:
     measured = {"kl_mean": 0.1, "kl_p99": 0.9, "top1_agreement": 0.75, "nll_delta": 0.02}
     judged = task.score(sample, Response("text", (1,), "followed", measured))
     assert task.fidelity and sample.follow and sample.max_new_tokens == 16 and sample.answers == ()
-    assert (judged.state, judged.value, judged.detail) == (State.SCORED, 0.75, measured)
+    assert (judged.state, judged.value, judged.parts) == (State.SCORED, 0.75, {})
 
 
 def test_a_response_without_fidelity_has_failed() -> None:

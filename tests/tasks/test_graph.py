@@ -89,7 +89,7 @@ def test_a_path_counts_up_to_its_first_wrong_line() -> None:
     for text, (strict, flexible) in cases.items():
         judged = task.score(sample, said(text))
         assert judged.state is State.SCORED
-        assert (judged.value, judged.detail["strict"], judged.detail["flexible"]) == (strict, strict, flexible), text
+        assert (judged.value, judged.parts["strict"], judged.parts["flexible"]) == (strict, strict, flexible), text
 
 
 def test_every_broken_option_is_named() -> None:

@@ -74,7 +74,6 @@ def test_all_canonical_solutions_pass_and_no_empty_function_does() -> None:
 def test_a_wrong_answer_is_a_scored_zero_with_the_reason(text: str, reason: str) -> None:
     score = judged("HumanEval/0", text, seconds=30.0)
     assert (score.state, score.value, score.answer) == (State.SCORED, 0.0, reason)
-    assert score.detail["reason"] == reason
 
 
 @given

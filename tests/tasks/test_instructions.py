@@ -114,15 +114,16 @@ def test_every_kind_comes_up_and_objects_differ() -> None:
         )
 
 
-def test_the_score_is_the_share_and_the_detail_tells_which() -> None:
+def test_the_score_is_the_share_and_the_parts_tell_which() -> None:
     task = load("instructions", count=3)
     (sample,) = task.samples(Pieces(), 1, seed=0)
     object.__setattr__(sample, "answers", ("begins lemon", "no_comma", "ends quiet harbor"))
     judged = task.score(sample, Response("Lemon, and more.", (), "stop"))
     assert judged.value == pytest.approx(1 / 3)
-    assert judged.detail["by_kind"] == {"begins": 1.0, "no_comma": 0.0, "ends": 0.0}
-    assert judged.detail["by_position"] == [1.0, 0.0, 0.0] and judged.detail["minimum"] == 0.0
-    assert task.score(sample, Response("Lemon at the quiet harbor.", (), "stop")).detail["minimum"] == 1.0
+    by_kind = {"kind: begins": 1.0, "kind: no_comma": 0.0, "kind: ends": 0.0}
+    by_position = {"position: 1": 1.0, "position: 2": 0.0, "position: 3": 0.0}
+    assert judged.parts == {**by_kind, **by_position, "all": 0.0}
+    assert task.score(sample, Response("Lemon at the quiet harbor.", (), "stop")).parts["all"] == 1.0
 
 
 @pytest.mark.parametrize(("field", "value"), [("count", 0), ("count", 11), ("where", "end"), ("answer_tokens", 0)])

@@ -52,7 +52,7 @@ def test_the_first_line_of_code_is_compared() -> None:
 
     def judged(text: str) -> tuple[float | None, float]:
         score = task.score(sample, Response(text, (), "stop"))
-        return score.value, score.detail["exact"]
+        return score.value, score.parts["exact"]
 
     assert judged(f"        {line}\n") == judged(f"# next\n{line}\nother = 1") == (1.0, 1.0)
     near, exact = judged(line[:-3])

@@ -69,6 +69,7 @@ def test_several_values_are_graded_or_all_or_nothing_by_class() -> None:
     half = said(", ".join(sample.answers[:2]))
     assert graded.graded
     assert graded.score(sample, half).value == 0.5
+    assert graded.score(sample, half).parts == {f"position: {at}": float(at <= 2) for at in (1, 2, 3, 4)}
     assert graded.score(sample, said(" and ".join(sample.answers))).value == 1.0
     assert Needle(name="demo", values=4).score(sample, half).value == 0.0
 

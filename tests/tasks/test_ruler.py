@@ -39,7 +39,7 @@ def test_metrics_are_the_plain_definitions(text: str, answers: list[str]) -> Non
 def test_a_score_tells_what_stands_alone() -> None:
     judged = ruler.match_all(Sample("", "", "", ("art", "barn"), 1), said("a party in the barn"))
     assert (judged.state, judged.value) == (State.SCORED, 1.0)
-    assert judged.detail == {"found": 2, "asked": 2, "alone": 0.5}
+    assert judged.parts == {"alone": 0.5}
 
 
 def test_the_experiment_runs_all_thirteen() -> None:

@@ -131,7 +131,7 @@ def test_strict_and_flexible_stand_side_by_side(name: str) -> None:
     for text, strict in [(f" {answer} coins.", 1.0), (f" 7 + 5 = {answer}", 0.0), (f" {answer}1", 0.0), ("", 0.0)]:
         judged = task.score(sample, said(text))
         assert (judged.state, judged.value) == (State.SCORED, strict)
-    assert task.score(sample, said(f" 7 + 5 = {answer}")).detail == {"strict": "7", "flexible": answer}
+    assert task.score(sample, said(f" 7 + 5 = {answer}")).parts == {"strict": 0.0, "flexible": 1.0}
 
 
 def test_every_broken_option_is_named() -> None:

@@ -1,0 +1,102 @@
+"""What happens inside a task: its score by facets of the samples, and the parts of its score, each as a paired difference.
+
+Everything is shown and nothing is decided here: there are many comparisons, and none was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.types import Pair, Record, Sample, State
+from harness.verdict import CellInput, deciding_test, sort_pairs
+
+FACETS = ("task", "turn", "length", "kind", "ask")
+"""What a sample's ``meta`` may group it by; a facet that has one value in a task says nothing and is left out."""
+
+TAIL = 0.025  # outside each end of an interval, so that it holds 95 %
+
+
+@dataclass(frozen=True)
+class Part:
+    """One row inside a task: the samples of a facet's value, or a part of the score where samples have it.
+
+    Scores, differences and limits are fractions of 1; ``n`` counts units as the verdict does: clusters where samples share one.
+    """
+
+    group: str  # the facet, or what stands before the colon in the part's name; "" for a part that stands alone
+    name: str
+    n: int
+    baseline: float
+    score: float
+    delta: float  # score - baseline
+    ci_low: float
+    ci_high: float
+
+
+def parts(
+    cell: CellInput, samples: Sequence[Sample], baseline: Mapping[str, Record], candidate: Mapping[str, Record]
+) -> list[Part]:
+    """The values of every facet, then every part of the score, numbers in their order and names in theirs.
+
+    Args:
+        cell: The pairs of this candidate, one for each of ``samples``.
+        samples: The task's samples, in the pairs' order.
+        baseline: The baseline's records by sample id.
+        candidate: The candidate's records.
+    """
+    rows = [*_facets(cell.pairs, samples), *_of_scores(cell.pairs, baseline, candidate)]
+    measured = (_part(group, name, replace(cell, pairs=tuple(pairs))) for group, name, pairs in rows)
+    return [part for part in measured if part]
+
+
+def _facets(pairs: Sequence[Pair], samples: Sequence[Sample]) -> Iterator[tuple[str, str, list[Pair]]]:
+    for facet in FACETS:
+        values = [sample.meta.get(facet) for sample in samples]
+        known = sorted({value for value in values if value is not None}, key=_order)
+        for value in known if len(known) > 1 else ():
+            yield facet, str(value), [pair for pair, mine in zip(pairs, values, strict=True) if mine == value]
+
+
+def _of_scores(
+    pairs: Sequence[Pair], baseline: Mapping[str, Record], candidate: Mapping[str, Record]
+) -> Iterator[tuple[str, str, list[Pair]]]:
+    """A sample counts for a part that one side has, if the other has it too or did not finish."""
+    sides = [(_parts_of(baseline, pair), _parts_of(candidate, pair)) for pair in pairs]
+    for whole in sorted({name for both in sides for side in both for name in side}, key=_order):
+        group, _, name = whole.rpartition(": ")
+        mine = (
+            replace(pair, baseline=before.get(whole), candidate=after.get(whole))
+            for pair, (before, after) in zip(pairs, sides, strict=True)
+            if whole in before or whole in after
+        )
+        yield group, name, [pair for pair in mine if _told(pair)]
+
+
+def _parts_of(records: Mapping[str, Record], pair: Pair) -> Mapping[str, float]:
+    record = records.get(pair.sample_id)
+    return record.parts if record else {}
+
+
+def _told(pair: Pair) -> bool:
+    sides = ((pair.baseline, pair.baseline_state), (pair.candidate, pair.candidate_state))
+    return all(value is not None or state is not State.SCORED for value, state in sides)
+
+
+def _part(group: str, name: str, cell: CellInput) -> Part | None:
+    """The row of these pairs; None if nothing of them is finished, or all of it only measured."""
+    used = sort_pairs(cell.pairs).used
+    binary = {value for pair in used for value in (pair.baseline, pair.candidate) if value is not None} <= {0.0, 1.0}
+    test = deciding_test(replace(cell, graded=not binary), used)
+    if not test.n:
+        return None
+    low, high = test.shown_interval(TAIL)
+    baseline, score = float(test.baseline.mean()), float(test.candidate.mean())
+    return Part(group, name, test.n, baseline, score, score - baseline, low, high)
+
+
+def _order(value: Any) -> tuple[str, float, str]:
+    """By group, then numbers by size, then names."""
+    group, _, name = str(value).rpartition(": ")
+    return (group, float(name), "") if name.isdecimal() else (group, float("inf"), name)
