@@ -19,14 +19,19 @@ from harness.types import BadInput, Gate, strangers
 
 def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
     """Plan, execute what is missing, judge, report. Returns the exit code."""
+    from harness import difficulty
     from harness.dry_run import describe
     from harness.plan import plan
     from harness.sweep import local
 
-    planned = plan(jobs)
+    searches = difficulty.searches(jobs)
     if jobs[0].config["dry_run"]:
-        print(describe(planned))
+        print(*searches, describe(plan(difficulty.plain(jobs))), sep="\n")
         return 0
+    settings = [difficulty.find(search) for search in searches]
+    print(*settings, sep="\n", end="\n" * bool(settings))
+    jobs = difficulty.settled(jobs, settings)
+    planned = plan(jobs)
     for group in planned.groups:
         for cell in group.cells:
             for damage in planned.store.cell(cell.address).repair():
@@ -34,7 +39,7 @@ def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
     folder = planned.store.run(planned.name)
     configs = [{"overrides": list(job.overrides), "config": dict(job.config)} for job in jobs]
     write_atomic(folder / "config.yaml", yaml.safe_dump(configs, sort_keys=False, allow_unicode=True))
-    manifest = manifests.make_manifest(planned, command)
+    manifest = manifests.make_manifest(planned, command, notes=list(map(str, settings)))
     manifests.save(manifest, folder)
     local.execute(planned)
     verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare, rescore=False)

@@ -91,7 +91,7 @@ def judge(
     seeds = {group["seed"] for group in manifest["groups"]}
     groups = [_read(store, group, len(seeds) > 1, rescore, damaged) for group in manifest["groups"]]
     gating = gate.tasks or tuple(dict.fromkeys(g.planned["label"] for g in groups if not g.task.fidelity))
-    notes = _notes(manifest, gate, compared, rescore)
+    notes = [*manifest.get("notes", ()), *_notes(manifest, gate, compared, rescore)]
     cells: list[tuple[CellVerdict, dict[str, Any]]] = []
     pairs: list[ComparisonInput] = []
     for group in groups:

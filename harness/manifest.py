@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 SCHEMA = "kvgate.run/1"
 
 
-def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
-    """Describe a plan. ``command`` is what the user typed."""
+def make_manifest(plan: Plan, command: Sequence[str], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Describe a plan. ``command`` is what the user typed, ``notes`` are what a report has to tell of how the plan came about."""
     shape = plan.facts.shape
     model = {
         **plan.facts.identity,
@@ -48,6 +48,7 @@ def make_manifest(plan: Plan, command: Sequence[str]) -> dict[str, Any]:
         "gate": asdict(plan.gate),
         "gen": asdict(plan.generation),
         "compare": list(plan.compare),
+        "notes": list(notes),
         "kvgate": provenance.versions()["kvgate"],
         "git": provenance.git_commit(),
         "groups": [_group(plan, group) for group in plan.groups],

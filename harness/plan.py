@@ -223,6 +223,16 @@ def plan(jobs: Sequence[Job]) -> Plan:
     return plan
 
 
+def baseline_alone(planned: Plan, job: Job) -> Plan:
+    """The baseline by itself on a job's task, samples and seed, with the model and the engine of a plan that stands."""
+    full, task = Stack(BASELINE), make(job.config["task"], "task")
+    asked = Job({**job.config, "strategy": {}})
+    common = (planned.store, planned.engine, planned.facts)
+    group = _group(task.name, task, [asked], *common, {_strategy_key({}): full}, control=full)
+    baseline = tuple(cell for cell in group.cells if cell.role == "baseline")
+    return replace(planned, groups=(replace(group, cells=baseline),), compare=())
+
+
 def _mixed(jobs: Sequence[Job]) -> list[str]:
     problems = []
     for key in ("model", "engine", "gate", "calibration", "gen"):

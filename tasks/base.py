@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from harness.types import Response, Sample, Score, digest
 
@@ -32,6 +32,13 @@ class Tokenizer(Protocol):
     def prompt_tokens(self, sample: Sample) -> int:
         """Length in tokens of the whole prompt that the engine will feed for ``sample``, chat template included."""
         ...
+
+
+class Knob(NamedTuple):
+    """The option that makes a task harder, and values of it from easy to hard, as YAML would have them."""
+
+    option: str
+    values: tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +79,10 @@ class Task(ABC):
     def problems(self, tokenizer: Tokenizer) -> list[str]:
         """Every rule that this task's options break for this model, checked before anything is generated."""
         return []
+
+    def knob(self, tokenizer: Tokenizer) -> Knob | None:
+        """What ``task.calibrate=true`` turns, passing over values that ``problems`` refuses; None: nothing can be turned."""
+        return None
 
     def spec(self) -> dict[str, Any]:
         """What makes two tasks the same task: class, version, options and sources."""

@@ -60,6 +60,9 @@ class Fidelity(SizedTask):
             del spec["options"]["text"]
         return spec
 
+    def knob(self, tokenizer: Tokenizer) -> None:
+        """There is no right or wrong that could be made harder."""
+
     def sources(self) -> dict[str, str]:
         return corpus.sources(self.text)
 

@@ -8,17 +8,19 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate, islice
+from itertools import accumulate, count, islice, takewhile
 from typing import TypeVar
 
 from harness.types import Sample, digest
 from tasks import checks
-from tasks.base import Task, Tokenizer
+from tasks.base import Knob, Task, Tokenizer
 
 Draft = Callable[[int], Sample]
 """A sample in which all is drawn but its size: number of filler units (words, lines) -> sample."""
 
 T = TypeVar("T")
+
+SHORTEST = 256  # tokens that difficulty is looked for from
 
 
 def largest(cost: Callable[[int], int], limit: int) -> int:
@@ -151,6 +153,11 @@ class SizedTask(Task):
     def stem(self, seed: int) -> str:
         """What the ids of all samples of these options and this seed begin with."""
         return f"{self.name}-{digest({'options': self.spec()['options'], 'seed': seed}, 8)}"
+
+    def knob(self, tokenizer: Tokenizer) -> Knob | None:
+        """One length: the powers of two from ``SHORTEST`` on, and the model's longest."""
+        powers = takewhile(lambda length: length < tokenizer.max_tokens, (SHORTEST << k for k in count()))
+        return Knob("lengths", tuple([length] for length in (*powers, tokenizer.max_tokens)))
 
     def length(self, index: int) -> int:
         """Tokens that sample ``index`` is filled to."""

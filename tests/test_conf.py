@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from harness import schema
+from harness import difficulty, schema
 from harness.engines.base import Engine
 from harness.make import make
+from harness.plan import Job
 from harness.stacks import make_stack
 from harness.types import BadInput
 from strategies.base import KVShape, Layer
@@ -51,7 +52,8 @@ def test_an_option_composes_and_builds(group: str, option: str) -> None:
             slot = group.split("/")[1]
             assert isinstance(getattr(stack, slot), Layer) == (option != "none")
     elif group == "task":
-        task = make(config["task"], "task")
+        (job,) = difficulty.plain([Job(config)])
+        task = make(job.config["task"], "task")
         assert isinstance(task, Task) and task.name == option
     elif group == "engine":
         assert isinstance(make(config["engine"], "engine"), Engine)

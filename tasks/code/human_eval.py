@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.code import sandbox
 from tasks.sizing import Draft, SizedTask, tokens
 
@@ -112,6 +112,10 @@ class HumanEval(SizedTask):
         source = f"{problem.begun}{completion(response.text)}\n{problem.test}\ncheck({problem.entry})\n"
         outcome = sandbox.run(source, sandbox.Limits(seconds=self.seconds, memory_mb=self.memory_mb))
         return Score(State.SCORED, float(outcome.passed), outcome.reason)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob | None:
+        """The length, if there is code to make it up of."""
+        return super().knob(tokenizer) if self.pad else None
 
     def sources(self) -> dict[str, str]:
         data = hashlib.sha256(_data()).hexdigest()[:16]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus, scorers
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.code.tiny import (
     Append,
     Assign,
@@ -94,6 +94,9 @@ class OutputPrediction(SizedTask):
         line = next(iter(response.text.strip().splitlines()), "").strip(" `'\".")
         parts = {"contained": float(scorers.contains(response.text, sample.answers[0]))}
         return Score(State.SCORED, float(_tight(line) == _tight(sample.answers[0])), line, parts)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob:
+        return Knob("steps", (1, 2, 4, 8, 16))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("words")

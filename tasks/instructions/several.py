@@ -21,7 +21,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus, scorers
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.sizing import Draft, SizedTask, insert
 
 TOPICS = (
@@ -177,6 +177,9 @@ class Instructions(SizedTask):
         by_kind = {f"kind: {rule.kind}": value for rule, value in zip(rules, kept, strict=True)}
         parts = {**by_kind, **scorers.by_position(kept), "all": min(kept)}
         return Score(State.SCORED, sum(kept) / len(kept), response.text.strip(), parts)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob:
+        return Knob("count", (1, 2, 3, 4, 6, 8, 10))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("words", "prose")

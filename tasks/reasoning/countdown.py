@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.reasoning.arithmetic import evaluate
 from tasks.sizing import Draft, SizedTask, first_of
 
@@ -112,6 +112,9 @@ class Countdown(SizedTask):
         flexible = [_reached(text, answer) for text, answer in zip(texts, sample.answers, strict=True)]
         parts = {"strict": fmean(strict), "flexible": fmean(map(max, strict, flexible))}
         return Score(State.SCORED, parts["strict"], response.text.strip(), parts)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob:
+        return Knob("numbers", (2, 3, 4, 5, 6))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources()

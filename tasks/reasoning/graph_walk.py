@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.sizing import Draft, SizedTask, first_of, shuffled
 
 INSTRUCTION = 'These are the edges of a graph. "a -> b" leads from a to b and not back.'
@@ -76,6 +76,9 @@ class GraphWalk(SizedTask):
         f1 = 2 * right / (len(named) + len(sample.answers))
         parts = {"precision": right / max(len(named), 1), "recall": right / len(sample.answers)}
         return Score(State.SCORED, f1, ", ".join(sorted(named)), parts)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob:
+        return Knob("steps", (1, 2, 3, 4, 5))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("words")

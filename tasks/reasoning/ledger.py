@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from harness.types import Response, Sample, Score
 from tasks import checks, corpus
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.reasoning import result
 from tasks.reasoning.simulation import PEOPLE
 from tasks.sizing import Draft, SizedTask, insert
@@ -73,6 +73,9 @@ class Ledger(SizedTask):
 
     def score(self, sample: Sample, response: Response) -> Score:
         return result.score(sample, response)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob:
+        return Knob("steps", (1, 2, 4, 8, 16, 32))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("prose")

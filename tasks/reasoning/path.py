@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.sizing import Draft, SizedTask, first_of, shuffled
 
 INSTRUCTION = "Each line of this list is a link: from the place on the left one comes to the place on the right."
@@ -83,6 +83,9 @@ class Path(SizedTask):
         flexible = max(_agree(visited, stops) - 1, 0)
         parts = {"strict": strict / self.steps, "flexible": flexible / self.steps}
         return Score(State.SCORED, parts["strict"], response.text.strip(), parts)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob:
+        return Knob("steps", (1, 2, 4, 8, 16, 32))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("words")

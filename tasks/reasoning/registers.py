@@ -22,7 +22,7 @@ from itertools import product
 
 from harness.types import Response, Sample, Score
 from tasks import checks, corpus
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.reasoning import result
 from tasks.sizing import Draft, SizedTask, first_of, insert
 
@@ -76,6 +76,9 @@ class Registers(SizedTask):
 
     def score(self, sample: Sample, response: Response) -> Score:
         return result.score(sample, response)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob:
+        return Knob("steps", (1, 2, 4, 8, 16, 32))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources()

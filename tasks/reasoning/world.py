@@ -18,7 +18,7 @@ from statistics import mean
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus, scorers
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.reasoning.simulation import KINDS, PEOPLE, ROOMS, THINGS, Simulation
 from tasks.sizing import Draft, SizedTask, insert
 
@@ -82,6 +82,9 @@ class World(SizedTask):
         word = scorers.first_word(response.text)
         right = any(scorers.first_word_is(response.text, answer) for answer in sample.answers)
         return Score(State.SCORED, float(right), word)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob:
+        return Knob("events", (2, 4, 8, 16, 32))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("prose")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus, scorers
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.retrieval.facts import GIVEN
 from tasks.sizing import Draft, SizedTask, depth_level, insert
 
@@ -175,6 +175,9 @@ class Association(SizedTask):
     def score(self, sample: Sample, response: Response) -> Score:
         word = scorers.first_word(response.text)
         return Score(State.SCORED, float(scorers.first_word_is(response.text, sample.answers[0])), word)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob:
+        return Knob("people", (2, 3, 4, 5))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("prose")

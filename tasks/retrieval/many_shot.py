@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus, scorers
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.sizing import Draft, SizedTask, first_of
 
 TOPICS = tuple(
@@ -92,6 +92,9 @@ class ManyShot(SizedTask):
     def score(self, sample: Sample, response: Response) -> Score:
         word = scorers.first_word(response.text)
         return Score(State.SCORED, float(scorers.first_word_is(response.text, sample.answers[0])), word)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob:
+        return Knob("labels", (2, 3, 4, 5, 6, 7, 8))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources()

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus, scorers
-from tasks.base import Tokenizer
+from tasks.base import Knob, Tokenizer
 from tasks.sizing import Draft, SizedTask, depth_level, insert
 
 KINDS: dict[str, Callable[[random.Random], str]] = {
@@ -102,6 +102,10 @@ class Needle(SizedTask):
     def grade(self, share: float) -> float:
         """Score of an answer that holds this share of the values asked for."""
         return float(share == 1.0)
+
+    def knob(self, tokenizer: Tokenizer) -> Knob | None:
+        """Keys that distract, where there are such; else the length."""
+        return Knob("keys", (2, 4, 8, 16, 32, 64)) if self.keys > self.queries else super().knob(tokenizer)
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("words", *(() if self.haystack == "needle" else (self.haystack,)))

@@ -13,8 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.types import Response, Sample, Score
+from tasks.base import Knob, Tokenizer
 from tasks.retrieval import ruler
 from tasks.retrieval.needle import Needle
+from tasks.sizing import SizedTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,10 @@ class RulerNeedle(Needle):
     def graded(self) -> bool:  # type: ignore[override]
         """One value is found or not; of several a share may be."""
         return self.values * self.queries > 1
+
+    def knob(self, tokenizer: Tokenizer) -> Knob | None:
+        """The length: how many needles there are makes it the task that it is."""
+        return SizedTask.knob(self, tokenizer)
 
     def score(self, sample: Sample, response: Response) -> Score:
         return ruler.match_all(sample, response)
