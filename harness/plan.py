@@ -228,7 +228,7 @@ def baseline_alone(planned: Plan, job: Job) -> Plan:
     full, task = Stack(BASELINE), make(job.config["task"], "task")
     asked = Job({**job.config, "strategy": {}})
     common = (planned.store, planned.engine, planned.facts)
-    group = _group(task.name, task, [asked], *common, {_strategy_key({}): full}, control=full)
+    group = _group(task.name, task, [asked], *common, {_strategy_key({}): full}, full, planned.generation)
     baseline = tuple(cell for cell in group.cells if cell.role == "baseline")
     return replace(planned, groups=(replace(group, cells=baseline),), compare=())
 
@@ -236,9 +236,8 @@ def baseline_alone(planned: Plan, job: Job) -> Plan:
 def _mixed(jobs: Sequence[Job]) -> list[str]:
     problems = []
     for key in ("model", "engine", "gate", "calibration", "gen"):
-        if (
-            len({json.dumps(job.config[key], sort_keys=True) for job in jobs}) > 1
-        ):  # also of nan, which is refused later
+        distinct = {json.dumps(job.config[key], sort_keys=True) for job in jobs}  # also of nan, which is refused later
+        if len(distinct) > 1:
             problems.append(f"{key}: one run compares strategies on one {key}; start a run for each")
     return problems
 

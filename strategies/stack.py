@@ -205,11 +205,11 @@ class Stack:
             verdicts[f"evict/{self.evict.name}"] = self.evict.acted(tokens, full, answered)
         if self.quant:
             formats = self.formats(shape.layers)
-            packed, held = max(
+            packed, stored = max(
                 (format.quantized_tokens(max(heads)) if format else 0, max(heads))
                 for format, heads in zip(formats, counts, strict=True)
             )
-            why = f"quantized {packed} of {held} stored tokens{_by_layer(formats)}"
+            why = f"quantized {packed} of {stored} stored tokens{_by_layer(formats)}"
             verdicts[f"quant/{self.quant.name}"] = (packed > 0, why)
         if self.offload:
             verdicts[f"offload/{self.offload.name}"] = self.offload.acted(moved)

@@ -15,6 +15,7 @@ from harness.types import Decision
 
 JUDGED = (Decision.GO, Decision.NO_GO, Decision.INCONCLUSIVE, Decision.VOID)
 ALL_GATING = "all gating tasks"
+WHY = "why none"  # a column that is there if a task has no strategy that is GO
 FAMILIES_NOTE = (
     "Plain means over the tasks of a family, each task the same weight; the mean of RULER's 13 tasks, where they are the "
     "run's, is such a mean. A mean is no verdict: it hides the one task that is ruined, so the worst stands beside it."
@@ -149,19 +150,20 @@ def families_table(found: Sequence[Family]) -> Table:
 
 
 def routes_table(found: Sequence[Route]) -> Table:
-    columns = ("task", "take", "why none", "B/token deployed", "KV share", "GO")
+    why = any(one.reason for one in found)
+    columns = ("task", "take", *(WHY,) * why, "B/token deployed", "KV share", "GO")
     rows = tuple(
         (
             one.task,
             one.strategy or "none is GO: keep full",
-            one.reason or MISSING,
+            *(one.reason or MISSING,) * why,
             count(one.bytes_per_token),
             percent(one.share),
             f"{one.go} of {one.tried}",
         )
         for one in found
     )
-    return Table("Which stack for which task", columns, rows, words=3)
+    return Table("Which stack for which task", columns, rows, words=2 + why)
 
 
 def _names() -> tuple[str, ...]:

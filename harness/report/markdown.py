@@ -55,9 +55,10 @@ def _blocks(page: Page, pictures: Sequence[Plot]) -> Iterator[str]:
         for table in part.tables:
             yield f"**{table.title}**"
             yield _table(table)
-        if part.inside.rows:
-            yield f"**{escape(part.inside.title)}**"
-            yield _table(part.inside)
+        for table in part.inside:
+            yield f"**{escape(table.title)}**"
+            yield _table(table)
+        if part.inside:
             yield escape(page.inside_note)
     yield bullets(f"{term}: {meaning}" for term, meaning in page.glossary)
     yield "## Plots"

@@ -47,7 +47,7 @@ class TaskPart:
 
     label: str
     tables: tuple[Table, ...]
-    inside: Table  # without rows if the task has nothing inside
+    inside: tuple[Table, ...]  # the strategies in turn; none if the task has nothing inside
 
 
 @dataclass(frozen=True)

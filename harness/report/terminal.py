@@ -55,17 +55,15 @@ def _routes(outlook: Outlook, wrap: textwrap.TextWrapper) -> list[str]:
     if not found:
         return ["Which stack for which task: one strategy was judged, so there is nothing to choose."]
     reasons = [wrap.fill(_line(f"{route.task}: {route.reason}")) for route in found if route.reason]
-    table = families.routes_table(found)
-    why = table.columns.index("why none")
-    return [_text(table, leave_out=why), "\n".join([*reasons, wrap.fill(_line(families.ROUTES_NOTE))])]
+    return [_text(families.routes_table(found)), "\n".join([*reasons, wrap.fill(_line(families.ROUTES_NOTE))])]
 
 
-def _text(table: Table, leave_out: int | None = None) -> str:
-    """A table of the report as columns of text under its title."""
+def _text(table: Table) -> str:
+    """A table of the report as columns of text under its title; reasons are too long for a column."""
     columns = [
         _column([shorten(_line(text), 34, "..") for text in (name, *(row[at] for row in table.rows))])
         for at, name in enumerate(table.columns)
-        if at != leave_out
+        if name != families.WHY
     ]
     return f"{table.title}\n\n{_block([], columns)}"
 

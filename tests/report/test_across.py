@@ -10,7 +10,7 @@ import pytest
 
 from harness import report
 from harness.report.families import families, routes
-from harness.report.inside import LOWEST, SHOWN, inside
+from harness.report.inside import ABREAST, LOWEST, SHOWN, inside
 from harness.report.outlook import Outlook
 
 
@@ -141,20 +141,30 @@ def test_the_lowest_of_a_group_is_marked_in_each_column() -> None:
         part("", "strict", 0.5),
         part("turn", "1", 0.5),
     ]
-    seen = outlook(cell("x", "a", "GO", parts=parts), cell("y", "a", "GO"), x="GO", y="GO")
-    table = inside(seen, ("a", "prompt"))
+    worse = [{**parts[0], "score": 0.0, "delta": -0.9}]
+    seen = outlook(cell("x", "a", "GO", parts=parts), cell("y", "a", "GO", parts=worse), x="GO", y="GO")
+    (table,) = inside(seen, ("a", "prompt"))
     rows = {row[0]: row[1:] for row in table.rows}
     assert table.columns == ("inside", "n", "full", "x", "y")
     assert [name for name, row in rows.items() if LOWEST in row[1]] == ["kind: ends"]
     assert [name for name, row in rows.items() if LOWEST in row[2]] == ["kind: ends"]
-    assert rows["strict"] == ("8", "0.90", "0.50  −0.40 [−1.00, +1.00]", "–")
+    assert rows["strict"] == ("8", "0.90", "0.50 (−0.40 [−1.00, +1.00])", "–")
 
 
 def test_of_many_rows_those_that_lost_most_are_shown_and_the_rest_is_counted() -> None:
     parts = [part("task", f"t{at:03}", at / 100) for at in range(90)]
-    table = inside(outlook(cell("x", "a", "GO", parts=parts[::-1]), x="GO"), ("a", "prompt"))
+    (table,) = inside(outlook(cell("x", "a", "GO", parts=parts[::-1]), x="GO"), ("a", "prompt"))
     assert {row[0] for row in table.rows} == {f"task: t{at:03}" for at in range(SHOWN)}
     assert f"task: {SHOWN} of 90 rows" in table.title
+
+
+def test_many_strategies_stand_in_tables_below_each_other_with_the_same_rows() -> None:
+    names = [f"s{at}" for at in range(ABREAST + 2)]
+    cells = [cell(name, "a", "GO", parts=[part("turn", str(at % 2), 0.5)]) for at, name in enumerate(names)]
+    seen = outlook(*cells, cell("void", "a", "VOID"), **dict.fromkeys(names, "GO"), void="VOID")
+    first, second = inside(seen, ("a", "prompt"))
+    assert first.columns[3:] + second.columns[3:] == tuple(names)
+    assert [row[:3] for row in first.rows] == [row[:3] for row in second.rows] and len(first.rows) == 2
 
 
 def test_a_task_with_nothing_inside_has_no_such_table(written, tmp_path) -> None:
