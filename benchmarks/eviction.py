@@ -23,7 +23,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the workers of `kvgate run
 
 
 from benchmarks.runs import MODEL, markdown, percent, presets, record, run
-from harness.engines.base import Row
+from harness.engines.base import Ask, Row
 from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.session import HFSession
 from harness.stacks import make_stack
@@ -101,7 +101,7 @@ def selection_cost(session: HFSession, repeats: int) -> dict[str, float]:
 
     def seconds(*stacks: Stack) -> float:
         start = time.perf_counter()
-        list(session.run(one, [[Row(stack.name, stack) for stack in stacks]], compress="prompt", seed=0))
+        list(session.run([Ask(one, [[Row(stack.name, stack) for stack in stacks]])], compress="prompt", seed=0))
         return time.perf_counter() - start
 
     full, costs = Stack("full"), {}
@@ -148,7 +148,7 @@ def main() -> None:
             print(f"compress={mode}\n\n{table(measured, mode)}\n")
         return
     rows = {} if options.costs_only else quality(options)
-    with HFEngine().open(MODEL) as session:
+    with HFEngine().open(MODEL, Stack("full")) as session:
         costs = selection_cost(session, options.repeats)
     print(json.dumps(record("eviction", samples=options.samples, strategies=rows, cost=costs), indent=1))
 

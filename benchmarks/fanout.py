@@ -21,7 +21,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the workers of `kvgate run
 import torch
 
 from benchmarks.runs import MODEL, record
-from harness.engines.base import Row
+from harness.engines.base import Ask, Row
 from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.session import HFSession
 from harness.types import Sample
@@ -63,7 +63,7 @@ def sample(session: HFSession, tokens: int, answer: int, index: int) -> Sample:
 def seconds(session: HFSession, one: Sample, stacks: Sequence[Stack]) -> float:
     """Wall time of answering ``one`` with these stacks decoded together; every row says all its tokens."""
     start = time.perf_counter()
-    answers = list(session.run(one, [[Row(s.name, s) for s in stacks]], compress="prompt", seed=0))
+    answers = list(session.run([Ask(one, [[Row(s.name, s) for s in stacks]])], compress="prompt", seed=0))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     took = time.perf_counter() - start
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="paired repeats")
     parser.add_argument("--model", default=None, help="a model folder instead of the default model")
     options = parser.parse_args()
-    with HFEngine().open({**MODEL, "path": options.model}) as session:
+    with HFEngine().open({**MODEL, "path": options.model}, Stack("full")) as session:
         session.tokenizer.stop_ids = frozenset()  # every row says all its tokens
         result = measure(session, options.tokens, options.answer, options.repeats)
         one = sample(session, options.tokens, options.answer, 1)

@@ -200,7 +200,7 @@ def main() -> None:
         print(table(json.loads(Path(options.table).read_text(encoding="utf-8"))))
         return
     rows = {} if options.costs_only else quality(options)
-    with HFEngine().open(MODEL) as session:
+    with HFEngine().open(MODEL, Stack("full")) as session:
         stacks = {name: make_stack(name, slots) for name, slots in FORMATS.items()}
         fitted = {n: session.fit(s, text_of(None), 4096) if s.calibrates else s for n, s in stacks.items()}
         costs = decode_cost(session, fitted, options.steps, options.repeats)

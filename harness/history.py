@@ -7,7 +7,7 @@ turns 1 to t-1 before it, with the answers as they should have been; the samples
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness.engines.base import Answer, EngineTokenizer
@@ -61,6 +61,19 @@ def in_order(samples: Iterable[Sample], before: Before) -> list[Sample]:
     return list(order.values())
 
 
+def waves(samples: Sequence[Sample], before: Before, size: int) -> Iterator[list[Sample]]:
+    """``samples``, in order, in groups of at most ``size`` in which none is an earlier turn of another."""
+    wave: list[Sample] = []
+    for sample in samples:
+        earlier = {one.id for one in before.get(sample.id, ())}
+        if len(wave) == size or any(one.id in earlier for one in wave):
+            yield wave
+            wave = []
+        wave.append(sample)
+    if wave:
+        yield wave
+
+
 def most_tokens(sample: Sample, before: Before, tokenizer: EngineTokenizer) -> int:
     """Tokens that ``sample`` and all that may follow take, with the longest answers that its earlier turns may have."""
     earlier = before.get(sample.id, ())
@@ -82,19 +95,23 @@ class Heard:
             if record.sample_id in self._needed:
                 self._said[record.cell][record.sample_id] = record
 
-    def failure(self, sample: Sample, cell: str) -> Answer | None:
-        """Why ``cell`` cannot be asked ``sample``: it has no answer to an earlier turn. None if it can."""
-        for at, one in enumerate(self.before.get(sample.id, ()), 1):
-            record = self._said[cell].get(one.id)
-            if record is None or record.response is None:
-                error = f"turn {at} of this conversation, sample {one.id}, has no answer in this cell"
-                return Answer(cell, "", None, error=error, fault=record.fault if record else "infrastructure")
-        return None
+    def failures(self, sample: Sample, cells: Iterable[str]) -> Iterator[Answer]:
+        """Why some of ``cells`` cannot be asked ``sample``: they have no answer to an earlier turn."""
+        for cell in cells:
+            for at, one in enumerate(self.before.get(sample.id, ()), 1):
+                record = self._said[cell].get(one.id)
+                if record is None or record.response is None:
+                    error = f"turn {at} of this conversation, sample {one.id}, has no answer in this cell"
+                    fault = record.fault if record else "infrastructure"
+                    yield Answer(cell, sample.id, "", None, error=error, fault=fault)
+                    break
 
     def told(self, sample: Sample, cells: Iterable[str]) -> list[tuple[Sample, list[str]]]:
-        """``sample`` as ``cells`` hear it, once for each different history, with the cells that share it."""
+        """``sample`` as those of ``cells`` that can be asked hear it, once for each different history, with who shares it."""
+        cells = list(cells)
+        deaf = {answer.cell for answer in self.failures(sample, cells)}
         alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
-        for cell in cells:
+        for cell in (cell for cell in cells if cell not in deaf):
             alike.setdefault(self._turns(sample, cell), []).append(cell)
         return [(replace(sample, turns=turns), mine) for turns, mine in alike.items()]
 

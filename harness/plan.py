@@ -27,7 +27,12 @@ from tasks.base import Task
 
 BASELINE = "full"
 CONTROL = "control"
-STARTS = {"cold": None, "warm": "prefix", "restarted": "offload"}  # and the slot that it matters to
+STARTS = {  # and the slot that it matters to
+    "cold": None,
+    "warm": "prefix",
+    "reloaded": "offload",
+    "restarted": "offload",
+}
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,7 @@ class Plan:
         """The work, as plain data that can be sent to another process or machine; one unit for each engine load."""
         loads: dict[str, list[dict[str, Any]]] = {}
         for group in self.groups:
-            keys = {self.engine.load_key(cell.stack) for cell in group.cells}
-            for key in sorted(keys):
+            for key in dict.fromkeys(self.engine.load_key(cell.stack) for cell in group.cells):
                 loads.setdefault(key, []).append(self._unit_group(group, key))
         return [
             {
@@ -118,8 +122,9 @@ class Plan:
         def row(cell: PlannedCell) -> dict[str, Any]:
             return {"cell": cell.address, "strategy": cell.strategy, "role": cell.role, "stack": cell.config}
 
-        # the baseline decodes with whatever shares its load, and leads every load's batch
-        mine = [c for c in group.cells if self.engine.load_key(c.stack) == key or c.role == "baseline"]
+        mine = [
+            c for c in group.cells if self.engine.load_key(c.stack) == key
+        ]  # the baseline, where it is there, leads
         joint = list({cell.address: row(cell) for cell in mine if cell.role != "noise"}.values())
         alone = [[row(cell)] for cell in mine if cell.role == "noise"]
         return {
@@ -164,7 +169,9 @@ def plan(jobs: Sequence[Job]) -> Plan:
         problems += _numbers(job.config)
     store = ResultStore(Path(first["results_dir"]).expanduser().absolute())
     problems += store.problems()
-    stacks, found = _stacks(jobs)
+    engine, refused = _engine(first["engine"])
+    problems += refused
+    stacks, found = _stacks(jobs, engine)
     problems += found
     if stacks and not any(stack.layers() for stack in stacks.values()):
         problems.append("strategy must name at least one beside full, which always runs as the baseline, got full")
@@ -174,21 +181,20 @@ def plan(jobs: Sequence[Job]) -> Plan:
         known = [stack.name for stack in stacks.values() if stack.layers()]
         for names in (job.config.get("compare") or () for job in jobs):
             problems += comparisons.problems(names, known)
-    control, found = _control(first["gate"])
+    control, found = _control(first["gate"], engine)
     problems += found
     tasks, found = _tasks(jobs)
     problems += found
-    engine, facts = None, None
-    try:
-        engine = make(first["engine"], "engine")
-        for stack in stacks.values():
-            problems += _refusals(engine, stack)
-        problems += _refusals(engine, control, "gate.control") if control else []
-        facts = engine.describe(first["model"])
-    except BadInput as error:
-        problems += error.problems
-    except Unsupported as error:
-        problems.append(str(error))
+    facts = None
+    if engine is not None:
+        jobs = [_prefilled(job, engine) for job in jobs]
+        problems += _refusals(engine, stacks.values(), control, tasks.values(), jobs)
+        try:
+            facts = engine.describe(first["model"])
+        except BadInput as error:
+            problems += error.problems
+        except Unsupported as error:
+            problems.append(str(error))
     if engine is not None and facts is not None:
         for stack in stacks.values():
             problems += stack.problems(facts.shape)
@@ -250,8 +256,8 @@ def _numbers(config: Mapping[str, Any]) -> list[str]:
         problems.append(f"seed must be 0 or more, got {config['seed']}")
     if config["compress"] not in ("prompt", "context", "other"):
         problems.append(f"compress must be prompt, context or other, got {config['compress']!r}")
-    if config["prefill"] not in ("exact", "chunked"):
-        problems.append(f"prefill must be exact or chunked, got {config['prefill']!r}")
+    if config["prefill"] not in ("auto", "exact", "chunked"):
+        problems.append(f"prefill must be auto, exact or chunked, got {config['prefill']!r}")
     if config["start"] not in STARTS:
         problems.append(f"start must be one of {', '.join(STARTS)}, got {config['start']!r}")
     if config["history"] not in HISTORIES:
@@ -265,14 +271,27 @@ def _strategy_key(config: Mapping[str, Any]) -> str:
     return canonical({slot: layer for slot, layer in config.items() if slot != "name" and layer})
 
 
-def _stacks(jobs: Sequence[Job]) -> tuple[dict[str, Stack], list[str]]:
-    """Distinct stacks by configuration. A stack that the command line changed is named by what it is."""
+def _engine(config: Mapping[str, Any]) -> tuple[Engine | None, list[str]]:
+    try:
+        return make(config, "engine"), []
+    except BadInput as error:
+        return None, error.problems
+
+
+def _prefilled(job: Job, engine: Engine) -> Job:
+    """The job with the engine's own way to prefill where none was asked for."""
+    asked = job.config["prefill"]
+    return Job({**job.config, "prefill": engine.prefill if asked == "auto" else asked}, job.overrides)
+
+
+def _stacks(jobs: Sequence[Job], engine: Engine | None) -> tuple[dict[str, Stack], list[str]]:
+    """Distinct stacks by configuration, as the engine serves them. One that the command line changed is named by what it is."""
     stacks: dict[str, Stack] = {}
     problems = []
     for job in jobs:
         config = job.config["strategy"]
         try:
-            stack = make_stack(str(config.get("name")), config)
+            stack = _served(make_stack(str(config.get("name")), config), engine)
         except BadInput as error:
             problems += error.problems
             continue
@@ -293,9 +312,13 @@ def _compare(jobs: Sequence[Job]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for job in jobs for name in job.config.get("compare") or ()))
 
 
-def _control(gate: Mapping[str, Any]) -> tuple[Stack | None, list[str]]:
+def _served(stack: Stack, engine: Engine | None) -> Stack:
+    return engine.resolve(stack) if engine else stack
+
+
+def _control(gate: Mapping[str, Any], engine: Engine | None) -> tuple[Stack | None, list[str]]:
     try:
-        return make_stack(CONTROL, gate["control"], "gate.control"), []
+        return _served(make_stack(CONTROL, gate["control"], "gate.control"), engine), []
     except BadInput as error:
         return None, error.problems
 
@@ -328,10 +351,23 @@ def _thoughtful(tasks: Iterable[Task], generation: Generation) -> list[str]:
     ]
 
 
-def _refusals(engine: Engine, stack: Stack, field: str = "strategy") -> list[str]:
+def _refusals(
+    engine: Engine, stacks: Iterable[Stack], control: Stack | None, tasks: Iterable[Task], jobs: Sequence[Job]
+) -> list[str]:
+    """Layers, controls, starts and tasks that the engine cannot serve, whatever the model."""
     found = []
-    for layer in stack.layers():
-        found += _refused(f"{field}.{layer.slot}", engine, f"{layer.slot}/{layer.name}", engine.supports(layer))
+    for stack in stacks:
+        for layer in stack.layers():
+            answer = engine.supports(layer)
+            found += _refused(f"strategy.{layer.slot}", engine, f"{layer.slot}/{layer.name}", answer)
+        for start in dict.fromkeys(job.config["start"] for job in jobs):
+            if start in STARTS and matters(start, stack):
+                found += _refused(f"start={start}", engine, stack.name, engine.starts(start, stack))
+    if control:
+        found += _refused("gate.control", engine, control.describe(), engine.controls(control))
+    for task in tasks:
+        if task.fidelity:
+            found += _refused("task", engine, task.name, engine.follows())
     return found
 
 

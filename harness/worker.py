@@ -10,14 +10,15 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from harness import samples as sample_files
 from harness.calibration import text_of
-from harness.engines.base import Answer, Row, Session
-from harness.history import Heard, in_order, link
+from harness.engines.base import Answer, Ask, Engine, Row, Session
+from harness.history import Heard, in_order, link, waves
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
@@ -35,53 +36,68 @@ def emit(event: str, **facts: Any) -> None:
 def run_unit(unit: Mapping[str, Any]) -> None:
     """Open the engine once and answer every sample that the unit's cells still miss."""
     store = ResultStore(Path(unit["results_dir"]))
-    engine = make(unit["engine"], "engine")
-    with engine.open(unit["model"]) as session:
+    engine: Engine = make(unit["engine"], "engine")
+    one = next(row for group in unit["groups"] for batch in group["batches"] for row in batch)
+    with engine.open(unit["model"], _stack(one, engine)) as session:
         facts = dict(session.facts())
         emit("opened", facts=facts)
         for group in unit["groups"]:
-            _run_group(group, unit["calibration"], session, store, facts)
+            _run_group(group, unit, engine, session, store, facts)
     emit("done")
 
 
 def _run_group(
     group: Mapping[str, Any],
-    calibration: Mapping[str, Any],
+    unit: Mapping[str, Any],
+    engine: Engine,
     session: Session,
     store: ResultStore,
     facts: Mapping[str, Any],
 ) -> None:
     task = make(group["task"], "task")
     batches = [
-        [Row(row["cell"], _stack(row["strategy"], row["stack"], calibration, session)) for row in batch]
+        [Row(row["cell"], _fitted(_stack(row, engine), unit["calibration"], session)) for row in batch]
         for batch in group["batches"]
     ]
-    cells = [row.cell for batch in batches for row in batch]
+    cells = list(dict.fromkeys(row.cell for batch in batches for row in batch))
     for cell in cells:
         store.cell(cell).note_loaded(facts)
     session.forget()
-    lost = 0
-    todo = {cell: set(ids) for cell, ids in group["missing"].items()}
-    mode = {key: group[key] for key in ("compress", "prefill", "start", "seed")}
     samples = sample_files.load(Path(group["samples_file"]), group["n"])
+    missing = {cell: set(ids) for cell, ids in group["missing"].items()}
+    waiting = {sample.id: [cell for cell in cells if sample.id in missing[cell]] for sample in samples}
     heard = _heard(group["history"], samples, cells, store)
-    for sample in in_order(samples, heard.before):
-        waiting = [cell for cell in dict.fromkeys(cells) if sample.id in todo[cell]]
-        if not waiting:
-            continue
-        emit("sample", group=group["id"], sample=sample.id, cells=sorted(waiting))
-        answers: list[Answer] = []
-        deaf = {cell: answer for cell in waiting if (answer := heard.failure(sample, cell))}
-        _keep(deaf.values(), task, sample, store, heard)
-        for told, mine in heard.told(sample, (cell for cell in waiting if cell not in deaf)):
-            given = list(session.run(told, _wanted(batches, mine), **mode))
-            _keep((answer for answer in given if answer.cell in mine), task, sample, store, heard)
-            answers += given
-        if answers:
-            lost = lost + 1 if all(answer.fault == "infrastructure" for answer in answers) else 0
-        if lost == PATIENCE:
-            raise BadInput(f"engine: {PATIENCE} samples in a row failed in every row, the last with {answers[0].error}")
-        emit("answered", group=group["id"], sample=sample.id)
+    asked = [sample for sample in in_order(samples, heard.before) if waiting[sample.id]]
+    mode = {key: group[key] for key in ("compress", "prefill", "start", "seed")}
+    lost = 0  # samples in a row
+
+    def keep(sample: Sample, answer: Answer) -> None:
+        record = judged(task, sample, answer)
+        store.cell(answer.cell).append([record])
+        heard.note([record])
+
+    for wave in waves(asked, heard.before, 1 if unit.get("careful") else session.together):
+        for sample in wave:
+            emit("sample", group=group["id"], sample=sample.id, cells=sorted(waiting[sample.id]))
+            for answer in heard.failures(sample, waiting[sample.id]):
+                keep(sample, answer)
+        answers: dict[str, list[Answer]] = {sample.id: [] for sample in wave}
+        for told in _tellings(wave, waiting, heard):
+            asks = [Ask(one, _wanted(batches, mine)) for _, one, mine in told.values()]
+            for answer in session.run(asks, **mode):
+                emit("heard", group=group["id"], sample=answer.sample_id)
+                answers[answer.sample_id].append(answer)
+                sample, _, mine = told[answer.sample_id]
+                if answer.cell in mine:  # else the baseline's, to a history that is not its own, or answered before
+                    keep(sample, answer)
+        for sample in wave:
+            emit("answered", group=group["id"], sample=sample.id)
+            if given := answers[sample.id]:
+                lost = lost + 1 if all(answer.fault == "infrastructure" for answer in given) else 0
+            if lost == PATIENCE:
+                raise BadInput(
+                    f"engine: {PATIENCE} samples in a row failed in every row, the last with {given[0].error}"
+                )
     emit("group", group=group["id"])
 
 
@@ -94,26 +110,30 @@ def _heard(history: str, samples: Sequence[Sample], cells: Sequence[str], store:
     return heard
 
 
-def _keep(answers: Iterable[Answer], task: Task, sample: Sample, store: ResultStore, heard: Heard) -> None:
-    """Store the answers to ``sample``, each as it is judged, and remember them for later turns."""
-    for answer in answers:
-        record = judged(task, sample, answer)
-        store.cell(answer.cell).append([record])
-        heard.note([record])
+def _tellings(
+    wave: Sequence[Sample], waiting: Mapping[str, Sequence[str]], heard: Heard
+) -> Iterator[dict[str, tuple[Sample, Sample, Sequence[str]]]]:
+    """By sample id the sample, as it is told, and the cells that are told so: one history of each sample at a time."""
+    histories = [(sample, iter(heard.told(sample, waiting[sample.id]))) for sample in wave]
+    while told := {sample.id: (sample, *history) for sample, mine in histories for history in islice(mine, 1)}:
+        yield told
 
 
-def _stack(name: str, config: Mapping[str, Any], calibration: Mapping[str, Any], session: Session) -> Stack:
+def _stack(row: Mapping[str, Any], engine: Engine) -> Stack:
+    return engine.resolve(make_stack(row["strategy"], row["stack"]))
+
+
+def _fitted(stack: Stack, calibration: Mapping[str, Any], session: Session) -> Stack:
     """The strategy, with what its layers learn from the calibration text."""
-    stack = make_stack(name, config)
     return session.fit(stack, text_of(calibration["text"]), calibration["tokens"]) if stack.calibrates else stack
 
 
 def _wanted(batches: Sequence[Sequence[Row]], cells: Sequence[str]) -> list[list[Row]]:
-    """The rows of ``cells``. The baseline leads the first batch even if its own answer is there already, or is another's."""
-    baseline = batches[0][0]
+    """The rows of ``cells``. The first row leads the first batch even if its own answer is there already, or is another's."""
+    leader = batches[0][0]
     rows = [[row for row in batch if row.cell in cells] for batch in batches]
-    rows[0] = [baseline, *(row for row in rows[0] if row is not baseline)]
-    return [batch for batch in rows if batch]
+    rows[0] = [leader, *(row for row in rows[0] if row is not leader)]
+    return rows
 
 
 def judged(task: Task, sample: Sample, answer: Answer) -> Record:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -77,6 +77,11 @@ class Layer(ABC):
             "version": self.version,
             "options": asdict(self),
         }
+
+    def settled(self, choices: Mapping[str, Any]) -> Self:
+        """This layer with the options that were left open (None) as an engine chooses them."""
+        open_ones = {name for name in choices if getattr(self, name, ...) is None}
+        return replace(self, **{name: choices[name] for name in open_ones})
 
     def problems(self, shape: KVShape) -> list[str]:
         """Every rule that this layer's options break for a model of this shape: field, rule and value."""
@@ -612,12 +617,16 @@ class PrefixIndex(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix(Layer):
-    """Keys and values of prompts are kept, so that a later prompt that begins alike need not compute them."""
+    """Keys and values of prompts are kept, so that a later prompt that begins alike need not compute them.
+
+    Args:
+        block: tokens of a block; None leaves it to the engine.
+    """
 
     slot: ClassVar[str] = "prefix"
     on_latents: ClassVar[bool] = True
 
-    block: int = 16
+    block: int | None = 16
 
     @abstractmethod
     def index(self) -> PrefixIndex:

@@ -45,6 +45,11 @@ class Stack:
         layers = (getattr(self, slot) for slot in SLOTS)
         return tuple(layer for layer in layers if layer is not None)
 
+    def settled(self, **choices: Mapping[str, Any]) -> Stack:
+        """This stack with every option that was left open (None) as ``choices`` have it, by slot; others stay as they are."""
+        layers = {slot: getattr(self, slot) for slot in choices}
+        return replace(self, **{slot: layer.settled(choices[slot]) for slot, layer in layers.items() if layer})
+
     @property
     def policies(self) -> tuple[Evict, ...]:
         """What evicts after the prompt, and what does while decoding."""

@@ -19,7 +19,7 @@ from tasks.base import Tokenizer
 
 Compress = Literal["prompt", "context", "other"]
 Prefill = Literal["exact", "chunked"]
-Start = Literal["cold", "warm", "restarted"]
+Start = Literal["cold", "warm", "reloaded", "restarted"]
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,19 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """One sample, and the rows that are to answer it. Rows of one batch decode together."""
+
+    sample: Sample
+    batches: Sequence[Sequence[Row]]
+
+
+@dataclass(frozen=True)
 class Answer:
     """What one row of one sample gave. ``response`` is None when it failed; then ``error`` and ``fault`` say why."""
 
     cell: str
+    sample_id: str
     prompt_hash: str
     response: Response | None
     evidence: tuple[Evidence, ...] = ()
@@ -80,9 +89,11 @@ class Answer:
 class Session(ABC):
     """A loaded model."""
 
-    @abstractmethod
+    together: int = 1  # samples that it answers best when it is asked all at once
+
     def fit(self, stack: Stack, text: str, tokens: int) -> Stack:
         """``stack`` with what its calibrating layers learn from the first ``tokens`` tokens of ``text``."""
+        return stack
 
     @abstractmethod
     def forget(self) -> None:
@@ -91,24 +102,26 @@ class Session(ABC):
     @abstractmethod
     def run(
         self,
-        sample: Sample,
-        batches: Sequence[Sequence[Row]],
+        asks: Sequence[Ask],
         *,
         compress: Compress,
         prefill: Prefill = "exact",
         start: Start = "cold",
         seed: int,
     ) -> Iterator[Answer]:
-        """Answer one sample with every row, prefilling once.
+        """Answer each sample with every one of its rows, as answers come.
 
         The sample says how: greedily or at its ``temperature``, then with noise of (seed, sample id, step) alone, which all
         rows share; at once or after it has thought (``think``).
         With ``compress="other"`` the context was compressed while ``sample.other`` was asked about it, and is reused.
         With ``prefill="chunked"`` a row that packs its cache reads its prompt chunk by chunk through what it has stored.
-        With ``start="warm"`` a row that reuses prefixes has seen this very prompt before; with ``"restarted"`` a row that
-        offloads finds in the tier what an earlier process put there. ``"cold"`` is neither.
-        Rows of one batch decode together. The first row of the first batch is the baseline, which samples that
-        ``follow`` are measured against. An answer does not depend on which rows decode beside it, up to float rounding.
+        With ``start="warm"`` a row that reuses prefixes has seen this very prompt before; with ``"reloaded"`` a row that
+        offloads has lost it on the device since and gets it back from the tier; with ``"restarted"`` it finds in the tier what
+        an earlier process put there. ``"cold"`` is none of these.
+
+        The first batch of a sample decodes together with the first batches of other samples, as the engine likes; each later
+        batch by itself. Where an engine loads the baseline together with others, it is the first row of the first batch: samples
+        that ``follow`` are measured against it. An answer does not depend on which rows decode beside it, up to float rounding.
         """
 
     @abstractmethod
@@ -120,14 +133,30 @@ class Engine(ABC):
     """One way to run a model. Frozen options come from ``conf/engine/``."""
 
     name: ClassVar[str]
+    prefill: ClassVar[Prefill] = "exact"  # how it prefills where nobody asks for the other way
+    python: str | None = None  # interpreter of the environment that has the engine's library; None for this one
+    silence_s: float | None = None  # a worker that says nothing for so long hangs; None waits for ever
 
     @abstractmethod
     def describe(self, model: Mapping[str, Any]) -> ModelFacts:
         """Find the model and read its configuration without loading weights. Raises BadInput or Unsupported."""
 
     @abstractmethod
+    def resolve(self, stack: Stack) -> Stack:
+        """``stack`` with this engine's choice for every option that was left open. Pure."""
+
+    @abstractmethod
     def supports(self, layer: Layer) -> Support:
         """Whether this engine can serve ``layer``. Pure; answers without the engine's library installed."""
+
+    def controls(self, stack: Stack) -> Support:
+        """Whether this engine can serve ``stack`` as a positive control, and how. Pure."""
+        answers = [self.supports(layer) for layer in stack.layers()]
+        return next((answer for answer in answers if not answer.yes), Support(True, "as any strategy"))
+
+    def follows(self) -> Support:
+        """Whether this engine can feed a strategy the baseline's tokens and compare what both predict. Pure."""
+        return Support(True, "step by step, over the whole vocabulary")
 
     @abstractmethod
     def prefills(self, stack: Stack, prefill: Prefill, shape: KVShape) -> Support:
@@ -138,6 +167,10 @@ class Engine(ABC):
         """Whether this engine can compress that part of a prompt for a model of this shape. Pure."""
 
     @abstractmethod
+    def starts(self, start: Start, stack: Stack) -> Support:
+        """Whether this engine can bring ``stack`` into the state that ``start`` asks for. Pure."""
+
+    @abstractmethod
     def load_key(self, stack: Stack) -> str:
         """Stacks with one key can share a loaded model. Pure."""
 
@@ -146,5 +179,6 @@ class Engine(ABC):
         """What of this engine decides results: name, options and library versions; part of every cell's address."""
 
     @abstractmethod
-    def open(self, model: Mapping[str, Any]) -> AbstractContextManager[Session]:
-        """Load the model; free everything on exit, also after an exception."""
+    def open(self, model: Mapping[str, Any], stack: Stack) -> AbstractContextManager[Session]:
+        """Load the model for stacks of one load key, of which ``stack`` is one; free everything on exit, also after an
+        exception."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import Timer
 from typing import Any
 
 from tqdm import tqdm
@@ -26,17 +30,24 @@ def execute(plan: Plan) -> None:
     for group in plan.groups:
         for cell in group.cells:
             plan.store.note_ask(cell.ask)
-    waiting = sum(len(set().union(*plan.missing(group).values())) for group in plan.groups)
-    total = sum(len(group.samples) for group in plan.groups)
+    units = plan.units()
+    parts = [(part, _cells(part)) for unit in units for part in unit["groups"]]
+    missing = {group.id: plan.missing(group) for group in plan.groups}
+    waiting = sum(len(set().union(*(missing[part["id"]][cell] for cell in cells))) for part, cells in parts)
+    total = sum(part["n"] for part, _ in parts)
     with tqdm(total=total, initial=total - waiting, unit="sample", desc=plan.name, dynamic_ncols=True) as bar:
-        if waiting:
-            for unit in plan.units():
-                _Watch(unit, plan, bar).run()
+        for unit in units:
+            _Watch(unit, plan, bar).run()
     for group in plan.groups:
         missing = plan.missing(group)
         for cell in group.cells:
             if not missing[cell.address]:
                 plan.store.cell(cell.address).finish(group.samples_set)
+
+
+def _cells(part: Mapping[str, Any]) -> list[str]:
+    """Addresses of the cells of a unit's part of a group."""
+    return [row["cell"] for batch in part["batches"] for row in batch]
 
 
 class _Watch:
@@ -48,47 +59,83 @@ class _Watch:
         self.deaths: Counter[tuple[str, str]] = Counter()  # by (group, sample)
         self.in_a_row = 0  # deaths since the last answer
         self.opened = False
-        self.current: tuple[str, str, list[str]] | None = None  # group, sample and cells in work
+        self.hung = False
+        self.current: dict[tuple[str, str], list[str]] = {}  # cells in work, by group and sample
 
     def run(self) -> None:
-        while True:
-            self._list_missing()
-            if self._one_worker():
-                return
+        while self._list_missing() and not self._one_worker():
+            how = f"said nothing for {self.plan.engine.silence_s:g} s and was ended" if self.hung else "died"
             if not self.opened:
-                raise BadInput("engine: the worker died before its first sample; its last words are above")
-            group, sample, cells = self.current or ("", "", [])
-            self.deaths[group, sample] += 1
+                raise BadInput(f"engine: the worker {how} before its first sample; its last words are above")
             self.in_a_row += 1
-            if self.in_a_row == PATIENCE or (not sample and self.deaths[group, sample] == TRIES):
+            at_work = self.current or {("", ""): []}
+            self.deaths.update(at_work.keys())
+            idle = not self.current and self.deaths["", ""] == TRIES
+            if self.in_a_row == PATIENCE or idle:
                 raise BadInput(
-                    f"engine: the worker died {self.in_a_row} times without an answer; its last words are above"
+                    f"engine: the worker {how} {self.in_a_row} times without an answer; its last words are above"
                 )
-            if self.deaths[group, sample] == TRIES:
-                self._give_up(self.groups[group], sample, cells)
+            if len(at_work) > 1:  # which of them it was shows when they are asked one by one
+                self.unit["careful"] = True
+                self.deaths.subtract(at_work.keys())
+            for (group, sample), cells in self.current.items():
+                if self.deaths[group, sample] == TRIES:
+                    self._give_up(self.groups[group], sample, cells, f"the worker {how} {TRIES} times on this sample")
 
-    def _list_missing(self) -> None:
-        """Tell the next worker what is left; samples that were given up are not tried again in this run."""
+    def _list_missing(self) -> bool:
+        """Tell the next worker what is left, if anything is; samples that were given up are not tried again in this run."""
         for part in self.unit["groups"]:
             given_up = {s for (group, s), times in self.deaths.items() if group == part["id"] and times >= TRIES}
             missing = self.plan.missing(self.groups[part["id"]])
-            part["missing"] = {cell: sorted(ids - given_up) for cell, ids in missing.items()}
+            part["missing"] = {cell: sorted(missing[cell] - given_up) for cell in _cells(part)}
+        return any(ids for part in self.unit["groups"] for ids in part["missing"].values())
 
     def _one_worker(self) -> bool:
         """True when the worker finished the unit, False when it died."""
-        self.current, self.opened, done = None, False, False
-        command = [sys.executable, "-P", "-m", "harness.worker"]
+        self.current, self.opened, self.hung, done = {}, False, False, False
+        command = [self.plan.engine.python or sys.executable, "-P", "-m", "harness.worker"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen(command, text=True, env={**PATIENT, **os.environ}, **pipes) as worker:
+        environment = {**PATIENT, **os.environ}
+        # in a session of its own, so that whatever it starts can be ended with it
+        with subprocess.Popen(command, text=True, env=environment, start_new_session=True, **pipes) as worker:
             assert worker.stdin is not None and worker.stdout is not None
             try:
                 worker.stdin.write(json.dumps(self.unit) + "\n")
                 worker.stdin.flush()  # and stays open: the worker ends when it closes
-                for line in worker.stdout:
+                for line in self._lines(worker):
                     done = self._heard(line) or done
                 return worker.wait() == 0 and done
+            except BrokenPipeError:
+                return False
             finally:
-                worker.kill()
+                _end(worker)
+
+    def _lines(self, worker: subprocess.Popen[str]) -> Iterator[str]:
+        """What the worker says, until it ends, or is ended because it was silent for too long."""
+        assert worker.stdout is not None
+        while True:
+            with self._patience(worker):
+                line = worker.stdout.readline()
+            if not line:
+                return
+            yield line
+
+    @contextmanager
+    def _patience(self, worker: subprocess.Popen[str]) -> Iterator[None]:
+        if self.plan.engine.silence_s is None:
+            yield
+            return
+
+        def end() -> None:
+            self.hung = True
+            _end(worker)
+
+        timer = Timer(self.plan.engine.silence_s, end)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _heard(self, line: str) -> bool:
         """Take in one event; True for the last one of a finished unit."""
@@ -103,25 +150,28 @@ class _Watch:
         if kind == "opened":
             self.opened = True
         elif kind == "sample":
-            self.current = (event["group"], event["sample"], event["cells"])
+            self.current[event["group"], event["sample"]] = event["cells"]
         elif kind == "answered":
-            self.current, self.in_a_row = None, 0
+            self.current.pop((event["group"], event["sample"]), None)
+            self.in_a_row = 0
             self.bar.update()
         elif kind == "group":
-            self._print_cells(self.groups[event["group"]])
+            self._print_cells(event["group"])
         return bool(kind == "done")
 
-    def _print_cells(self, group: Group) -> None:
-        for cell in group.cells:
+    def _print_cells(self, name: str) -> None:
+        group = self.groups[name]
+        mine = next(_cells(part) for part in self.unit["groups"] if part["id"] == name)
+        for cell in (cell for cell in group.cells if cell.address in mine):
             records, _ = self.plan.store.cell(cell.address).read()
-            mine = [records[sample.id] for sample in group.samples if sample.id in records]
-            scores = [record.score for record in mine if record.score is not None]
+            answered = [records[sample.id] for sample in group.samples if sample.id in records]
+            scores = [record.score for record in answered if record.score is not None]
             mean = f"{sum(scores) / len(scores):.3f}" if scores else "none"
-            failed = sum(record.state is State.FAILED for record in mine)
+            failed = sum(record.state is State.FAILED for record in answered)
             name = cell.strategy if cell.role != "noise" else f"{cell.strategy} (alone)"
-            self.bar.write(f"{group.label:20} {name:28} n={len(mine):<5} score {mean}  failed {failed}")
+            self.bar.write(f"{group.label:20} {name:28} n={len(answered):<5} score {mean}  failed {failed}")
 
-    def _give_up(self, group: Group, sample_id: str, cells: list[str]) -> None:
+    def _give_up(self, group: Group, sample_id: str, cells: list[str], why: str) -> None:
         """Record the sample on which workers keep dying as failed, in every cell that was waiting for it."""
         sample = next(sample for sample in group.samples if sample.id == sample_id)
         for cell in cells:
@@ -131,8 +181,14 @@ class _Watch:
                 sample_hash=sample.hash,
                 prompt_hash="",
                 state=State.FAILED,
-                error=f"the worker died {TRIES} times on this sample",
+                error=why,
                 fault="infrastructure",
             )
             self.plan.store.cell(cell).append([crash])
         self.bar.update()
+
+
+def _end(worker: subprocess.Popen[str]) -> None:
+    """End the worker and every process that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)

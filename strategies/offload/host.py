@@ -55,7 +55,8 @@ class Host(Limited):
         return HostTier(self.max_gib)
 
     def acted(self, moved: Moved) -> tuple[bool, str]:
-        return super().acted(moved) if torch.cuda.is_available() else (False, ABSENT)
+        absent = not moved.bytes_in and not torch.cuda.is_available()
+        return (False, ABSENT) if absent else super().acted(moved)
 
     def problems(self, shape: KVShape) -> list[str]:
         found = super().problems(shape)

@@ -20,12 +20,12 @@ class Paged(Paging):
     they would be is the business of ``strategies.paging.blocks``.
 
     Args:
-        block: tokens of a block.
+        block: tokens of a block; None leaves it to the engine.
     """
 
     name: ClassVar[str] = "paged"
 
-    block: int = 16
+    block: int | None = 16
 
     @property
     def label(self) -> str:

@@ -40,11 +40,13 @@ class Reuse(Prefix):
     Args:
         block: tokens of a block.
         tokens: how many are kept.
+
+    Either may be None, which leaves it to the engine.
     """
 
     name: ClassVar[str] = "reuse"
 
-    tokens: int = 65536
+    tokens: int | None = 65536
 
     def index(self) -> Index:
         return Index(self.tokens // self.block, self.block)

@@ -65,7 +65,8 @@ class ScaledFormat(UniformQuant):
     """code = encode(x / scale), x' = code * scale, with scale = max|x| / ``largest`` over the elements that share it.
 
     Args:
-        scale: which elements share a scale: ``tensor`` (all heads and tokens of a layer), ``head`` or ``token_head``.
+        scale: which elements share a scale: ``tensor`` (all heads and tokens of a layer), ``head`` or ``token_head``. None leaves
+            it and ``scale_from`` to the engine.
         scale_from: what a tensor or head scale is taken from, before it is frozen and later outliers saturate at it:
             ``prompt`` (the first update), ``text`` (a calibration text) or ``one`` (it is 1.0, what serving engines use
             without calibration). A token brings its own scale.
@@ -76,8 +77,8 @@ class ScaledFormat(UniformQuant):
     largest: ClassVar[float]  # the largest code
     dtype: ClassVar[torch.dtype]  # of a code, one byte
 
-    scale: str = "token_head"
-    scale_from: str = "prompt"
+    scale: str | None = "token_head"
+    scale_from: str | None = "prompt"
 
     @abstractmethod
     def encode(self, x: Tensor) -> Tensor:

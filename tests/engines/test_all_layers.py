@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines.base import Answer, Row
+from harness.engines.base import Answer, Ask, Row
 from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.session import HFSession
 from harness.types import Sample
@@ -128,7 +128,9 @@ def test_every_two_layers_meet_in_some_stack_or_are_refused_by_name() -> None:
 
 def answered(session: HFSession, one: Sample, stacks: list[Stack], **mode: Any) -> dict[str, Answer]:
     rows = [Row(stack.name, fitted(session, stack)) for stack in stacks]
-    return {a.cell: a for a in session.run(one, [rows], seed=0, **{"compress": "prompt", "start": "warm", **mode})}
+    return {
+        a.cell: a for a in session.run([Ask(one, [rows])], seed=0, **{"compress": "prompt", "start": "warm", **mode})
+    }
 
 
 @pytest.mark.parametrize("compress", ["prompt", "context", "other"])

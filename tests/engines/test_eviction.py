@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
 
-from harness.engines.base import Answer, Row
+from harness.engines.base import Answer, Ask, Row
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import decode, feed
@@ -1115,9 +1115,9 @@ def test_the_order_of_rows_changes_nothing_when_some_leave(session: HFSession) -
 def test_a_crowd_that_follows_is_measured_row_by_row_as_alone(session: HFSession) -> None:
     one = sample(1, new=12, follow=True)
     rows = [Row(stack.name, stack) for stack in CROWD]
-    joint = {a.cell: a for a in session.run(one, [rows], compress="prompt", seed=0)}
+    joint = {a.cell: a for a in session.run([Ask(one, [rows])], compress="prompt", seed=0)}
     for row in rows[1:]:
-        alone = {a.cell: a for a in session.run(one, [[rows[0], row]], compress="prompt", seed=0)}[row.cell]
+        alone = {a.cell: a for a in session.run([Ask(one, [[rows[0], row]])], compress="prompt", seed=0)}[row.cell]
         mine = joint[row.cell]
         assert mine.response is not None and mine.response.fidelity is not None
         assert alone.response is not None and alone.response.fidelity is not None

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, QuantizedCache
 from transformers.cache_utils import DynamicLayer
 
-from harness.engines.base import Answer, Row
+from harness.engines.base import Answer, Ask, Row
 from harness.engines.hf.attention import DECODE, PREFILL, attention, decode_attention, prefill_attention
 from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.prefill import prefill
@@ -34,7 +34,9 @@ FULL = Stack("full")
 
 
 def open_session(path: Path, chunk: int = 40, **options: object) -> Iterator[HFSession]:
-    with HFEngine(prefill_chunk=chunk, threads=1).open({"name": "hf", "path": str(path), **options}) as session:
+    with HFEngine(prefill_chunk=chunk, threads=1).open(
+        {"name": "hf", "path": str(path), **options}, Stack("full")
+    ) as session:
         yield session
 
 
@@ -57,7 +59,7 @@ def run(
     session: HFSession, one: Sample, stacks: list[Stack], compress: str = "prompt", prefill: str = "exact"
 ) -> dict[str, Answer]:
     rows = [Row(stack.name, fitted(session, stack)) for stack in stacks]
-    answers = session.run(one, [rows], compress=compress, prefill=prefill, seed=0)  # type: ignore[arg-type]
+    answers = session.run([Ask(one, [rows])], compress=compress, prefill=prefill, seed=0)  # type: ignore[arg-type]
     return {answer.cell: answer for answer in answers}
 
 
@@ -257,7 +259,7 @@ def test_fidelity_equals_a_plain_decode_of_a_cut_cache(session: HFSession) -> No
 def test_a_baseline_decoded_apart_follows_the_same_tokens(session: HFSession) -> None:
     one = sample(1, new=10, follow=True)
     batches = [[Row("full", FULL), Row("fp8", Stack("fp8", quant=FP8()))], [Row("apart", FULL)]]
-    answers = {a.cell: a for a in session.run(one, batches, compress="prompt", seed=0)}
+    answers = {a.cell: a for a in session.run([Ask(one, batches)], compress="prompt", seed=0)}
     assert tokens(answers["apart"]) == tokens(answers["full"])
     assert answers["apart"].response is not None and answers["apart"].response.fidelity is not None
     assert answers["apart"].response.fidelity["kl_max"] < 1e-4
@@ -367,7 +369,7 @@ def test_a_row_that_fails_is_an_answer_and_spares_the_others(
 
     monkeypatch.setattr(FP8, "store", explode)
     batches = [[Row("full", FULL), Row("fp8", Stack("fp8", quant=FP8()))], [Row("alone", FULL)]]
-    answers = {a.cell: a for a in session.run(sample(0), batches, compress="prompt", seed=0)}
+    answers = {a.cell: a for a in session.run([Ask(sample(0), batches)], compress="prompt", seed=0)}
     assert answers["fp8"].response is None and answers["fp8"].fault == "infrastructure"
     assert "out of memory" in answers["fp8"].error
     assert answers["full"].response is not None and tokens(answers["full"]) == tokens(answers["alone"])
@@ -401,7 +403,7 @@ def test_full_is_plain_generate_on_the_real_model(smollm2: Path) -> None:
     ]
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     del model  # loads without our classes
-    with HFEngine(prefill_chunk=256).open({"name": "hf", "path": str(smollm2)}) as session:
+    with HFEngine(prefill_chunk=256).open({"name": "hf", "path": str(smollm2)}, Stack("full")) as session:
         for index in range(20):
             one = Sample(
                 f"r{index}",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from harness.engines.base import Answer, Row
+from harness.engines.base import Answer, Ask, Row
 from harness.engines.hf.build import build
 from harness.engines.hf.journey import Depot, Journey
 from harness.engines.hf.prefill import prefill
@@ -91,7 +91,7 @@ def evidence(answer: Answer) -> Evidence:
 
 def asked(session: HFSession, one: Sample, stacks: list[Stack], **mode: Any) -> dict[str, Answer]:
     rows = [Row(stack.name, fitted(session, stack)) for stack in stacks]
-    return {answer.cell: answer for answer in session.run(one, [rows], seed=0, **{"compress": "prompt", **mode})}
+    return {answer.cell: answer for answer in session.run([Ask(one, [rows])], seed=0, **{"compress": "prompt", **mode})}
 
 
 @pytest.mark.parametrize("stack", [*STACKS, PAIRS], ids=lambda stack: stack.name)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from harness.engines.base import Row
+from harness.engines.base import Ask, Row
 from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.session import HFSession
 from strategies.base import Format
@@ -95,7 +95,7 @@ def test_a_row_that_followed_is_measured_from_its_first_step(session: HFSession)
     one = sample(0, follow=True)
     rows = [Row(s.name, s) for s in (FULL, Stack("q", quant=FP8()))]
     for prefill, steps in (("exact", one.max_new_tokens - 1), ("chunked", one.max_new_tokens)):
-        answers = {a.cell: a for a in session.run(one, [rows], compress="prompt", prefill=prefill, seed=0)}  # type: ignore[arg-type]
+        answers = {a.cell: a for a in session.run([Ask(one, [rows])], compress="prompt", prefill=prefill, seed=0)}  # type: ignore[arg-type]
         response = answers["q"].response
         assert response is not None and response.fidelity is not None and response.fidelity["steps"] == steps
 

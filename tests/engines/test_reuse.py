@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.engines.base import Answer, Row
+from harness.engines.base import Answer, Ask, Row
 from harness.engines.hf import reuse
 from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.prefill import prefill
@@ -94,7 +94,7 @@ def test_a_prompt_that_was_asked_before_computes_one_token(session: HFSession, c
     rows = [Row("full", FULL), Row("reuse", REUSE)]
     one = sample(1, length=151)
     for _ in range(2):
-        answers = {a.cell: a for a in session.run(one, [rows], compress=compress, start="warm", seed=0)}  # type: ignore[arg-type]
+        answers = {a.cell: a for a in session.run([Ask(one, [rows])], compress=compress, start="warm", seed=0)}  # type: ignore[arg-type]
         memory = answers["reuse"].memory
         assert memory is not None
         assert hits(answers["reuse"]) == (memory.prompt_tokens - 1) // BLOCK * BLOCK
@@ -173,7 +173,7 @@ def test_a_prompt_that_fails_leaves_nothing_for_others_to_find(
     run(session, about(sample(7, length=300), 0), [FULL, REUSE])
     with monkeypatch.context() as patch:
         patch.setattr(reuse, where, fail, raising=False)  # ``slice`` is first used when blocks are to be kept
-        answers = {a.cell: a for a in session.run(shared, [rows], compress="prompt", start=start, seed=0)}  # type: ignore[arg-type]
+        answers = {a.cell: a for a in session.run([Ask(shared, [rows])], compress="prompt", start=start, seed=0)}  # type: ignore[arg-type]
         assert answers["full"].response is not None and "out of memory" in answers["reuse"].error
     for index in range(2):
         answers = run(session, about(shared, index), [FULL, REUSE])

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM
 
-from harness.engines.base import Compress, Engine, ModelFacts, Prefill, Support
-from harness.engines.hf import fetch
-from harness.engines.hf.kinds import shape_of
+from harness.engines.base import Compress, Engine, ModelFacts, Prefill, Start, Support
+from harness.engines.hf import checkpoint, fetch
+from harness.engines.hf.checkpoint import DTYPES
 from harness.engines.hf.session import HFSession
-from harness.engines.hf.tokenizer import PromptTokenizer
-from harness.types import BadInput, digest
+from harness.types import BadInput
 from strategies.base import KVShape, Layer
 from strategies.stack import Stack
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ACTS = {  # what this engine does with the layers of a slot
     "paging": "sets room aside in the stores that tokens are packed into",
     "prefix": "computes only the tokens that no earlier prompt began with",
@@ -56,6 +52,11 @@ class HFEngine(Engine):
         if self.threads < 0:
             raise ValueError(f"engine.threads must be 0 or more, got {self.threads}")
 
+    def resolve(self, stack: Stack) -> Stack:
+        return stack.settled(
+            quant={"scale": "token_head", "scale_from": "prompt"}, prefix={"block": 16, "tokens": 65536}
+        )
+
     def supports(self, layer: Layer) -> Support:
         speed = "; simulated: its numbers are the hardware's, no speed is" if layer.simulated else ""
         return Support(True, f"{ACTS[layer.slot]}{speed}")
@@ -82,6 +83,11 @@ class HFEngine(Engine):
             )
         return Support(True, "what is compressed is what was prefilled, or its beginning")
 
+    def starts(self, start: Start, stack: Stack) -> Support:
+        if start == "reloaded":
+            return Support(False, "whatever it offloads comes back at every step, so start=cold is that already")
+        return Support(True, "caches and tiers are brought into that state before each sample")
+
     def load_key(self, stack: Stack) -> str:
         return "hf"  # every stack shares one load and one prefill
 
@@ -97,43 +103,10 @@ class HFEngine(Engine):
         }
 
     def describe(self, model: Mapping[str, Any]) -> ModelFacts:
-        folder = fetch.locate(model)
-        trust = bool(model.get("trust_remote_code", False))
-        try:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"model.path: {folder} does not load: {error}") from error
-        dtype = resolved_dtype(model)
-        shape = shape_of(config.get_text_config(), dtype)
-        max_tokens = int(config.get_text_config().max_position_embeddings)
-        own = model.get("chat_template")
-        if own:
-            tokenizer.chat_template = fetch.template(str(own))
-        prompts = PromptTokenizer(tokenizer, max_tokens, _stop_ids(folder, config, tokenizer))
-        if own and (wrong := prompts.misfit()):
-            raise BadInput(f"model.chat_template must be a Jinja chat template, got {own}: {wrong}")
-        name = str(model["name"])
-        path = model.get("path")
-        hub_id = path if path and not Path(str(path)).expanduser().is_dir() else None
-        identity = {
-            "id": hub_id or ("local" if path else name),
-            "revision": model.get("revision"),
-            "config": _config_digest(config),
-            "stop_ids": sorted(prompts.stop_ids),
-            "weights": fetch.weights_sha(folder),
-            "tokenizer": fetch.tokenizer_sha(folder),
-            "chat_template": prompts.template_hash,
-            "dtype": str(dtype).removeprefix("torch."),
-        }
-        deploy = model.get("deploy_dtype", "bfloat16")
-        if deploy not in DTYPES:
-            raise BadInput(f"model.deploy_dtype must be one of {', '.join(DTYPES)}, got {deploy!r}")
-        display = str(hub_id or (folder.name if path else name))
-        return ModelFacts(shape, DTYPES[deploy].itemsize, deploy, max_tokens, display, identity, prompts)
+        return checkpoint.describe(model, resolved_dtype(model))
 
     @contextmanager
-    def open(self, model: Mapping[str, Any]) -> Iterator[HFSession]:
+    def open(self, model: Mapping[str, Any], stack: Stack) -> Iterator[HFSession]:
         if self.threads:
             torch.set_num_threads(self.threads)
         facts = self.describe(model)
@@ -168,17 +141,3 @@ def resolved_dtype(model: Mapping[str, Any]) -> torch.dtype:
     if name not in DTYPES:
         raise BadInput(f"model.dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
-
-
-def _config_digest(config: Any) -> str:
-    """All of a model's configuration that decides results: not where it came from, nor which library wrote it."""
-    facts = json.loads(config.to_json_string(use_diff=False))
-    return digest({key: value for key, value in facts.items() if key not in ("_name_or_path", "transformers_version")})
-
-
-def _stop_ids(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
-    ids = config.eos_token_id
-    if (folder / "generation_config.json").is_file():
-        ids = GenerationConfig.from_pretrained(folder).eos_token_id or ids
-    ids = tokenizer.eos_token_id if ids is None else ids
-    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])

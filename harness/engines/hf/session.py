@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.engines.base import Answer, Compress, ModelFacts, Prefill, Row, Session, Start
+from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import Reference, decode, feed, follow
@@ -126,14 +126,26 @@ class HFSession(Session):
 
     def run(
         self,
-        sample: Sample,
-        batches: Sequence[Sequence[Row]],
+        asks: Sequence[Ask],
         *,
         compress: Compress,
         prefill: Prefill = "exact",
         start: Start = "cold",
         seed: int,
     ) -> Iterator[Answer]:
+        for ask in asks:
+            yield from self._answer(ask.sample, ask.batches, compress, prefill, start, seed)
+
+    def _answer(
+        self,
+        sample: Sample,
+        batches: Sequence[Sequence[Row]],
+        compress: Compress,
+        prefill: Prefill,
+        start: Start,
+        seed: int,
+    ) -> Iterator[Answer]:
+        """One sample, prefilled once."""
         began = time.perf_counter()
         tokens = self.tokenizer.prompt(sample)
         asking = _other(sample) if compress == "other" else sample
@@ -151,7 +163,7 @@ class HFSession(Session):
                 prompts[source] = self._prefill(asked, exact, [row.stack for row in mine], asking, seed, cache)
             except Exception as error:
                 lost = mine if prompts else everyone
-                yield from (_failed(row, tokens, error, time.perf_counter() - began) for row in lost)
+                yield from (_failed(row, sample, tokens, error, time.perf_counter() - began) for row in lost)
                 if not prompts:
                     return
         batches = [[row for row in rows if _source(row.stack) in prompts] for rows in batches]
@@ -173,7 +185,7 @@ class HFSession(Session):
                 work.reference.log_probs.clear()
             if len(rows) == 1:
                 traceback.print_exc()
-                answers = [_failed(rows[0], work.tokens, error, time.perf_counter() - work.began)]
+                answers = [_failed(rows[0], work.sample, work.tokens, error, time.perf_counter() - work.began)]
             else:
                 answers = [answer for row in rows for answer in self._isolated(work, [row])]
         yield from answers
@@ -245,6 +257,7 @@ class HFSession(Session):
             response = None if lost else state.response(fidelity)
             yield Answer(
                 cell=row.cell,
+                sample_id=work.sample.id,
                 prompt_hash=work.tokens.hash,
                 response=response,
                 evidence=self._evidence(row.stack, work, counts, state, size, moved),
@@ -433,9 +446,9 @@ def _chance(seed: int, sample: Sample) -> int:
     return int(digest([seed, sample.id]), 16) % 2**48
 
 
-def _failed(row: Row, tokens: PromptTokens, error: Exception, seconds: float) -> Answer:
+def _failed(row: Row, sample: Sample, tokens: PromptTokens, error: Exception, seconds: float) -> Answer:
     text = f"{type(error).__name__}: {error}"
-    return Answer(row.cell, tokens.hash, None, error=text, fault="infrastructure", seconds=seconds)
+    return Answer(row.cell, sample.id, tokens.hash, None, error=text, fault="infrastructure", seconds=seconds)
 
 
 def _reset_peak(model: PreTrainedModel) -> None:

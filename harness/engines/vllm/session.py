@@ -1,0 +1,275 @@
+"""A loaded vLLM: requests go in as token ids, answers come out as they finish, with what the engine says of each."""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start
+from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
+from harness.engines.vllm.counters import Counters
+from harness.types import Evidence, Memory, Response, Sample, digest
+from strategies.base import Moved
+from strategies.stack import Stack
+
+EXTENSION = "harness.engines.vllm.extension.ReadBack"
+ENDS = (4, 32)  # tokens at the start and the end of a prompt that are left to the positive control
+
+
+@dataclass
+class _Request:
+    """One row of one sample, on its way."""
+
+    row: Row
+    sample: Sample
+    tokens: PromptTokens
+    fed: list[int]
+    began: float = field(default_factory=time.perf_counter)
+
+
+class VLLMSession(Session):
+    """vLLM's engine in this process."""
+
+    def __init__(self, facts: ModelFacts, arguments: Mapping[str, Any], together: int) -> None:
+        self.about = facts
+        self.together = together
+        assert isinstance(facts.tokenizer, PromptTokenizer)
+        self.tokenizer = facts.tokenizer
+        if transfer := arguments.get("kv_transfer_config"):
+            arguments = {**arguments, "kv_transfer_config": KVTransferConfig(**transfer)}
+        self.engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                **arguments,
+                seed=0,
+                generation_config="vllm",  # no sampling settings from the checkpoint: what is asked for is all there is
+                disable_log_stats=False,
+                worker_extension_cls=EXTENSION,
+            )
+        )
+        config = self.engine.vllm_config
+        self.cache = config.cache_config
+        self.read_back = self._read_back(config)
+        self._requests = 0
+
+    def _read_back(self, config: Any) -> dict[str, Any]:
+        """What was really made, of all workers together."""
+        workers: list[dict[str, Any]] = self.engine.collective_rpc("kvgate_facts")
+        per_block = sum(worker["kv_bytes"] for worker in workers) / self.cache.num_gpu_blocks
+        scales = sorted({scale for worker in workers for scale in worker["scales"]})
+        quantized = str(self.cache.cache_dtype) not in ("auto", "float16", "bfloat16", "float32")
+        transfer = config.kv_transfer_config
+        return {
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "kv_dtype": str(self.cache.cache_dtype),
+            "kv_tensors": sorted({dtype for worker in workers for dtype in worker["kv_dtypes"]}),
+            "kv_bytes_per_token": per_block / self.cache.block_size,
+            "attention": "+".join(sorted({name for worker in workers for name in worker["attention"]})),
+            "block": self.cache.block_size,
+            "prefix_caching": bool(self.cache.enable_prefix_caching),
+            "connector": transfer.kv_connector if transfer else None,
+            "workers": len(workers),
+            "risks": ["scales of the format are 1: the checkpoint brings none"]
+            if quantized and scales == [1.0]
+            else [],
+        }
+
+    @property
+    def capacity_tokens(self) -> int:
+        return int(self.cache.kv_cache_size_tokens)
+
+    def close(self) -> None:
+        self.engine.engine_core.shutdown()
+        del self.engine
+        gc.collect()
+
+    def facts(self) -> Mapping[str, Any]:
+        return self.read_back
+
+    def forget(self) -> None:
+        self.engine.reset_prefix_cache(reset_connector=False)
+
+    def run(
+        self,
+        asks: Sequence[Ask],
+        *,
+        compress: Compress,
+        prefill: Prefill = "chunked",
+        start: Start = "cold",
+        seed: int,
+    ) -> Iterator[Answer]:
+        offloads = any(row.stack.offload for ask in asks for rows in ask.batches for row in rows)
+        together = start == "cold" and not offloads  # else one would disturb the state that another is to meet
+        if together:
+            joint = [self._request(row, ask.sample, seed) for ask in asks for row in ask.batches[0]]
+            yield from self._answered(joint, start)
+        for ask in asks:
+            for row in (row for rows in ask.batches[together:] for row in rows):
+                yield from self._answered([self._request(row, ask.sample, seed)], start)
+
+    def _request(self, row: Row, sample: Sample, seed: int) -> _Request:
+        tokens = self.tokenizer.prompt(sample)
+        fed = tokens.context + tokens.rest
+        if row.stack.evict:
+            fed = _thinned(tokens, row.stack.evict.budget(len(fed)), digest([seed, sample.id]))
+        return _Request(row, sample, tokens, fed)
+
+    def _answered(self, requests: Sequence[_Request], start: Start) -> Iterator[Answer]:
+        """Send the requests all at once, and answer them as they finish."""
+        waiting: dict[str, _Request] = {}
+        for request in requests:
+            if start != "cold":
+                self._prime(request, start)
+            waiting[self._send(request.fed, self._parameters(request.sample))] = request
+        before = Counters.of(self.engine)
+        while waiting:
+            for output in self.engine.step():
+                if output.finished and output.request_id in waiting:
+                    request = waiting.pop(output.request_id)
+                    yield self._answer(request, output, Counters.of(self.engine) - before)
+
+    def _prime(self, request: _Request, start: Start) -> None:
+        """Ask for the prompt once, so that its tokens are where ``start`` says: on the device, or only in the tier."""
+        if start != "restarted":
+            self._send(request.fed, SamplingParams(max_tokens=1, temperature=0.0))
+            while self.engine.has_unfinished_requests():
+                self.engine.step()
+        if start != "warm":
+            self.engine.reset_prefix_cache(reset_connector=False)
+
+    def _send(self, tokens: list[int], parameters: SamplingParams) -> str:
+        self._requests += 1
+        name = str(self._requests)
+        self.engine.add_request(name, {"prompt_token_ids": tokens}, parameters)
+        return name
+
+    def _parameters(self, sample: Sample) -> SamplingParams:
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=sample.max_new_tokens,
+            stop=list(sample.stop),
+            stop_token_ids=sorted(self.tokenizer.stop_ids),
+            ignore_eos=True,  # the stop tokens above are all there are, and the same on every engine
+        )
+
+    def _answer(self, request: _Request, output: Any, counted: Counters) -> Answer:
+        answer = output.outputs[0]
+        response = self._response(request.sample, answer)
+        hits = int(output.num_cached_tokens or 0)
+        return Answer(
+            cell=request.row.cell,
+            sample_id=request.sample.id,
+            prompt_hash=request.tokens.hash,
+            response=response,
+            evidence=self._evidence(request, hits, len(answer.token_ids), counted),
+            memory=self._memory(request, len(answer.token_ids)),
+            error="" if response else f"vLLM ended the request with {answer.finish_reason}",
+            fault=None if response else "infrastructure",
+            seconds=time.perf_counter() - request.began,
+        )
+
+    def _response(self, sample: Sample, answer: Any) -> Response | None:
+        if answer.finish_reason not in ("stop", "length"):
+            return None
+        ids = list(answer.token_ids)
+        if ids and ids[-1] in self.tokenizer.stop_ids:
+            ids.pop()
+        text = self.tokenizer.decode(ids)
+        ends = [at for at in map(text.find, sample.stop) if at >= 0]
+        return Response(text[: min(ends, default=None)], tuple(ids), "stop" if ends else answer.finish_reason)
+
+    def _evidence(self, request: _Request, hits: int, answered: int, counted: Counters) -> tuple[Evidence, ...]:
+        stack, tokens, shape = request.row.stack, len(request.fed), self.about.shape
+        stored, exact = self._stored_bytes(tokens), Stack("full").formula_bytes(tokens, shape)
+        facts = {
+            "stored_bytes": float(stored),
+            "exact_bytes": float(exact),
+            "prompt_tokens": float(tokens),
+            "hit_tokens": float(hits),
+            "capacity_tokens": float(self.capacity_tokens),
+            "preemptions": counted.preemptions,
+        }
+        if stack.evict:
+            whole = len(request.tokens.context + request.tokens.rest)
+            why = f"was given {tokens} of {whole} prompt tokens"
+            return (Evidence(f"evict/{stack.evict.name}", tokens < whole, why, facts),)
+        told: dict[str, tuple[bool, str, dict[str, float]]] = {}
+        if stack.paging:
+            held = [tokens + answered]
+            told["paging"] = (*stack.paging.acted(held), dict(stack.paging.facts(held)))
+        if stack.prefix:
+            told["prefix"] = (*stack.prefix.acted(hits, tokens), {})
+        if stack.quant:
+            told["quant"] = (*self._packed(), {})
+        if stack.offload:
+            moved = self._moved(stack.offload.name, counted)
+            told["offload"] = (*stack.offload.acted(moved), {**moved.facts(), **counted.facts()})
+        return tuple(
+            Evidence(f"{layer.slot}/{layer.name}", acted, why, {**facts, **own})
+            for layer in stack.layers()
+            for acted, why, own in (told[layer.slot],)
+        )
+
+    def _moved(self, tier: str, counted: Counters) -> Moved:
+        """What left for the tier as far as vLLM counts it, and what of a prompt came back."""
+        came = round(counted.external_tokens * self.read_back["kv_bytes_per_token"])
+        went = round(counted.moved.get("out", 0.0))
+        return Moved({tier: went} if went else {}, {tier: came} if came else {}, 0.0, 0.0, 0.0)
+
+    def _packed(self) -> tuple[bool, str]:
+        """Whether the cache takes fewer bytes than an exact one, as it was allocated."""
+        exact, each = Stack("full").formula_bytes(1, self.about.shape), self.read_back["kv_bytes_per_token"]
+        kinds = ", ".join(self.read_back["kv_tensors"])
+        why = f"{each:,.0f} bytes a token ({self.read_back['kv_dtype']} in {kinds}), {exact:,} when exact"
+        return each < exact, why
+
+    def _stored_bytes(self, tokens: int) -> int:
+        """Bytes of the blocks that a request of ``tokens`` occupies."""
+        blocks = -(-tokens // self.cache.block_size)
+        return round(blocks * self.cache.block_size * self.read_back["kv_bytes_per_token"])
+
+    def _memory(self, request: _Request, answered: int) -> Memory:
+        shape, tokens = self.about.shape, len(request.fed)
+        stack, whole = request.row.stack, len(request.tokens.context + request.tokens.rest)
+        packed = Stack(stack.name, quant=stack.quant)
+        formula = packed.formula_bytes(tokens, shape)
+        wider = packed.formula_bytes(tokens, shape.at(2 * shape.element_bytes))
+        return Memory(
+            prompt_tokens=whole,
+            stored_bytes=self._stored_bytes(tokens),
+            stored_bytes_end=self._stored_bytes(tokens + answered),
+            formula_bytes=formula,
+            working_bytes=0,
+            peak_bytes=_peak_bytes(),
+            kept_fraction=tokens / whole,
+            unpacked_elements=(wider - formula) // shape.element_bytes,
+            full_elements=Stack("full").formula_bytes(whole, shape) // shape.element_bytes,
+        )
+
+
+def _thinned(tokens: PromptTokens, budget: int, chance: str) -> list[int]:
+    """``budget`` of the prompt's tokens: both ends, and between them some drawn at random, in their order."""
+    fed = tokens.context + tokens.rest
+    first, last = (min(count, budget // 2) for count in ENDS)
+    middle = range(first, len(fed) - last)
+    drawn = random.Random(chance).sample(middle, max(0, min(budget - first - last, len(middle))))
+    return [fed[at] for at in (*range(first), *sorted(drawn), *range(len(fed) - last, len(fed)))]
+
+
+def _peak_bytes() -> int:
+    """Allocator peak so far, over all GPUs; on a CPU the process's peak, which never falls."""
+    if torch.cuda.is_available():
+        return sum(int(torch.cuda.max_memory_allocated(device)) for device in range(torch.cuda.device_count()))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
