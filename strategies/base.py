@@ -719,6 +719,7 @@ class Offload(Layer):
     slot: ClassVar[str] = "offload"
     on_latents: ClassVar[bool] = True
     places: ClassVar[frozenset[str]] = frozenset()  # options that say where and not what: see ``spec``
+    between_engines: ClassVar[bool] = False  # another engine fills the tier
 
     on_loss: str = "recompute"
     persist: bool = False

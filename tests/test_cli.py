@@ -42,7 +42,7 @@ REFUSED = {
     "looks": (["strategy=fp8", "gate.looks=0"], "gate.looks must be a whole number of 1 or more, got 0"),
     "compress": (["strategy=fp8", "compress=both"], "compress must be prompt, context or other, got 'both'"),
     "no other question": (["strategy=fp8", "compress=other"], "compress=other needs samples", "needle_single"),
-    "start": (["strategy=paged", "start=hot"], "start must be one of cold, warm, restarted, got 'hot'"),
+    "start": (["strategy=paged", "start=hot"], "start must be one of cold, warm, reloaded, restarted, got 'hot'"),
     "nothing to warm": (
         ["strategy=fp8", "start=warm"],
         "start=warm needs a strategy with a layer in slot prefix",

@@ -17,7 +17,7 @@ from harness.engines.hf import checkpoint, fetch
 from harness.engines.hf.checkpoint import DTYPES
 from harness.engines.hf.session import HFSession
 from harness.types import BadInput
-from strategies.base import KVShape, Layer
+from strategies.base import KVShape, Layer, Offload
 from strategies.stack import Stack
 
 ACTS = {  # what this engine does with the layers of a slot
@@ -58,6 +58,8 @@ class HFEngine(Engine):
         )
 
     def supports(self, layer: Layer) -> Support:
+        if isinstance(layer, Offload) and layer.between_engines:
+            return Support(False, "it takes two serving engines")
         speed = "; simulated: its numbers are the hardware's, no speed is" if layer.simulated else ""
         return Support(True, f"{ACTS[layer.slot]}{speed}")
 

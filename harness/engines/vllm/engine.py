@@ -131,6 +131,8 @@ class VLLMEngine(Engine):
         )
 
     def starts(self, start: Start, stack: Stack) -> Support:
+        if stack.offload and stack.offload.between_engines:
+            return Support(start == "cold", "each prompt comes from the other engine: start=cold")
         if start == "restarted" and stack.offload and not stack.offload.persist:
             return Support(False, "nothing is left in a tier that ends with its process: strategy.offload.persist=true")
         return Support(True, "requests before the one that counts bring its caches into that state")
@@ -168,7 +170,8 @@ class VLLMEngine(Engine):
                 folder = stays.enter_context(_folder(stack.offload))
                 given["kv_transfer_config"] = serving.transfer(stack.offload, self.found.platform, folder)
             known = {key: value for key, value in given.items() if value is not None}
-            yield stays.enter_context(closing(VLLMSession(facts, known, self.concurrency)))
+            elsewhere = serving.prefilling(stack.offload, known) if stack.offload else None
+            yield stays.enter_context(closing(VLLMSession(facts, known, self.concurrency, elsewhere)))
 
     def _kv_bytes(self) -> int | None:
         gib = self.kv_gib or (1.0 if self.found.platform == "cpu" else None)

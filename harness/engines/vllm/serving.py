@@ -77,7 +77,7 @@ def transfer(layer: Layer, platform: str, folder: str) -> dict[str, Any]:
     options = layer.spec()["options"]
     lost = {"fail": "fail", "recompute": "recompute"}[options["on_loss"]]
     common = {"kv_role": "kv_both", "kv_load_failure_policy": lost}
-    if layer.name == "disk":
+    if layer.name in ("disk", "handoff"):
         return {
             **common,
             "kv_connector": "ExampleConnector",
@@ -87,6 +87,14 @@ def transfer(layer: Layer, platform: str, folder: str) -> dict[str, Any]:
     if platform == "cpu":  # where vLLM's own copies refuse to start
         extra |= {"spec_name": "HostSpec", "spec_module_path": "harness.engines.vllm.host_tier"}
     return {**common, "kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+
+
+def prefilling(layer: Layer, decoding: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Arguments of the engine that prefills for the one with these arguments; None where the layer asks for none."""
+    if layer.name != "handoff":
+        return None
+    tokens = layer.spec()["options"]["batched_tokens"]
+    return {**decoding, **({"max_num_batched_tokens": tokens} if tokens else {})}
 
 
 def answer(layer: Layer, platform: str, known: tuple[str, ...], forced: tuple[str, ...]) -> Support:
@@ -140,6 +148,8 @@ def _offload(layer: Layer, platform: str, known: tuple[str, ...], forced: tuple[
         return Support(
             True, "its example connector, a folder a prompt; one request at a time, as it is not safe for more"
         )
+    if layer.name == "handoff":
+        return Support(True, "two engines over its example connector, one prompt at a time")
     return Support(False, f"no connector for {layer.name} is known to work on {platform}")
 
 

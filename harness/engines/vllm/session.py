@@ -13,18 +13,16 @@ from typing import Any
 
 import torch
 from vllm import SamplingParams
-from vllm.config import KVTransferConfig
-from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.engines.vllm.counters import Counters
+from harness.engines.vllm.loading import load
+from harness.engines.vllm.prefiller import Prefiller
 from harness.types import Evidence, Memory, Response, Sample, digest
 from strategies.base import Moved
 from strategies.stack import Stack
 
-EXTENSION = "harness.engines.vllm.extension.ReadBack"
 ENDS = (4, 32)  # tokens at the start and the end of a prompt that are left to the positive control
 
 
@@ -42,22 +40,16 @@ class _Request:
 class VLLMSession(Session):
     """vLLM's engine in this process."""
 
-    def __init__(self, facts: ModelFacts, arguments: Mapping[str, Any], together: int) -> None:
+    def __init__(
+        self, facts: ModelFacts, arguments: Mapping[str, Any], together: int, elsewhere: Mapping[str, Any] | None = None
+    ) -> None:
+        """``elsewhere`` are the arguments of a second engine that prefills for this one."""
         self.about = facts
         self.together = together
         assert isinstance(facts.tokenizer, PromptTokenizer)
         self.tokenizer = facts.tokenizer
-        if transfer := arguments.get("kv_transfer_config"):
-            arguments = {**arguments, "kv_transfer_config": KVTransferConfig(**transfer)}
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                **arguments,
-                seed=0,
-                generation_config="vllm",  # no sampling settings from the checkpoint: what is asked for is all there is
-                disable_log_stats=False,
-                worker_extension_cls=EXTENSION,
-            )
-        )
+        self.prefiller = Prefiller(elsewhere) if elsewhere else None
+        self.engine = load(arguments)
         config = self.engine.vllm_config
         self.cache = config.cache_config
         self.read_back = self._read_back(config)
@@ -90,6 +82,8 @@ class VLLMSession(Session):
         return int(self.cache.kv_cache_size_tokens)
 
     def close(self) -> None:
+        if self.prefiller:
+            self.prefiller.close()
         self.engine.engine_core.shutdown()
         del self.engine
         gc.collect()
@@ -129,8 +123,7 @@ class VLLMSession(Session):
         """Send the requests all at once, and answer them as they finish."""
         waiting: dict[str, _Request] = {}
         for request in requests:
-            if start != "cold":
-                self._prime(request, start)
+            self._prime(request, start)
             waiting[self._send(request.fed, self._parameters(request.sample))] = request
         before = Counters.of(self.engine)
         while waiting:
@@ -140,12 +133,14 @@ class VLLMSession(Session):
                     yield self._answer(request, output, Counters.of(self.engine) - before)
 
     def _prime(self, request: _Request, start: Start) -> None:
-        """Ask for the prompt once, so that its tokens are where ``start`` says: on the device, or only in the tier."""
-        if start != "restarted":
+        """Bring the prompt's tokens to where the request is to find them: on the device, or only in the tier."""
+        if self.prefiller:
+            self.prefiller.prefill(request.fed)
+        elif start in ("warm", "reloaded"):
             self._send(request.fed, SamplingParams(max_tokens=1, temperature=0.0))
             while self.engine.has_unfinished_requests():
                 self.engine.step()
-        if start != "warm":
+        if start in ("reloaded", "restarted"):
             self.engine.reset_prefix_cache(reset_connector=False)
 
     def _send(self, tokens: list[int], parameters: SamplingParams) -> str:
