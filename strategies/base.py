@@ -638,7 +638,7 @@ class Prefix(Layer):
 
     def problems(self, shape: KVShape) -> list[str]:
         found, cannot = [], f"strategy.prefix: prefix/{self.name} cannot serve this model"
-        if self.block < 1:
+        if self.block is not None and self.block < 1:
             found.append(f"{self.option('block')} must be 1 or more, got {self.block}")
         if any(shape.windows):
             found.append(f"{cannot}: what a later prompt would need has left its layers with a sliding window")

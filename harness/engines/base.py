@@ -137,6 +137,10 @@ class Engine(ABC):
     python: str | None = None  # interpreter of the environment that has the engine's library; None for this one
     silence_s: float | None = None  # a worker that says nothing for so long hangs; None waits for ever
 
+    def missing(self) -> str | None:
+        """A command that installs what this engine needs; None if it is there."""
+        return None
+
     @abstractmethod
     def describe(self, model: Mapping[str, Any]) -> ModelFacts:
         """Find the model and read its configuration without loading weights. Raises BadInput or Unsupported."""

@@ -53,6 +53,6 @@ class Reuse(Prefix):
 
     def problems(self, shape: KVShape) -> list[str]:
         found = super().problems(shape)
-        if self.tokens < self.block:
+        if self.tokens is not None and self.block is not None and self.tokens < self.block:
             found.append(f"{self.option('tokens')} must hold a block of {self.block}, got {self.tokens}")
         return found

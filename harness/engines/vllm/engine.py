@@ -70,6 +70,7 @@ class VLLMEngine(Engine):
                 raise ValueError(f"engine.{field} must be above 0, got {value}")
         if self.threads < 0:
             raise ValueError(f"engine.threads must be 0 or more, got {self.threads}")
+        probe.found(self.python)  # raises if that is no interpreter
 
     @property
     def found(self) -> probe.Found:

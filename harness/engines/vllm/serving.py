@@ -155,10 +155,10 @@ def _offload(layer: Layer, platform: str, known: tuple[str, ...], forced: tuple[
 
 def _never(layer: Layer, platform: str, known: tuple[str, ...], forced: tuple[str, ...]) -> Support:
     why = {
-        "evict": "its block tables are shared by all heads and it frees whole requests only: there is no eviction under a budget",
-        "structure": "it has one cache a layer and no seam to merge or to factorize them",
+        "evict": "it frees whole requests, never tokens under a budget",
+        "structure": "its layers' caches cannot be merged or factorized",
     }
-    return Support(False, f"{why[layer.slot]}; judge it on the reference engine (engine=hf)")
+    return Support(False, f"{why[layer.slot]}; judge it with engine=hf")
 
 
 ANSWERS: Mapping[str, Any] = {
