@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import worker
-from harness.history import Heard, in_order, link, most_tokens
+from harness.history import Heard, in_order, link, most_tokens, waves
 from harness.judge import judge
 from harness.manifest import make_manifest
 from harness.plan import Job, Plan, plan
@@ -107,20 +107,34 @@ def test_a_turn_without_an_answer_takes_the_later_ones_with_it() -> None:
     first, second, third = talk("x", "abc")
     heard = Heard(link("own", [first, second, third]))
     heard.note([said("p", first, " A"), said("p", second, None, "model"), said("q", first, None, "infrastructure")])
-    assert heard.failure(first, "p") is heard.failure(second, "p") is heard.failure(first, "q") is None
-    for cell, turn, one, fault in (("p", 2, second, "model"), ("q", 1, first, "infrastructure")):
-        answer = heard.failure(third, cell)
-        assert answer is not None and answer.response is None
-        assert (answer.error, answer.fault) == (
-            f"turn {turn} of this conversation, sample {one.id}, has no answer in this cell",
-            fault,
-        )
-    answer = heard.failure(second, "nobody")
-    assert answer is not None and answer.fault == "infrastructure"
+    assert not list(heard.failures(first, ["p", "q"])) and not list(heard.failures(second, ["p"]))
+    answers = list(heard.failures(third, ["p", "q"]))
+    for answer, (cell, turn, one, fault) in zip(
+        answers, (("p", 2, second, "model"), ("q", 1, first, "infrastructure")), strict=True
+    ):
+        assert (answer.cell, answer.sample_id, answer.response, answer.fault) == (cell, third.id, None, fault)
+        assert answer.error == f"turn {turn} of this conversation, sample {one.id}, has no answer in this cell"
+    assert [answer.fault for answer in heard.failures(second, ["nobody"])] == ["infrastructure"]
+    assert not heard.told(third, ["p", "q"])
+
+
+def test_a_wave_holds_no_turn_beside_an_earlier_one() -> None:
+    samples = [*talk("x", "ab"), *talk("y", "a"), *talk("z", "a")]
+    before = link("own", samples)
+    order = in_order(samples, before)
+    assert [[order.index(one) for one in wave] for wave in waves(order, before, 2)] == [[0], [1, 2], [3]]
+    assert [len(wave) for wave in waves(order, {}, 3)] == [3, 1]
 
 
 def test_a_prompt_may_have_the_longest_answers_before_it() -> None:
-    tokenizer, samples = Pieces(), talk("x", "ab")
+    class Counting(Pieces):
+        def new_tokens(self, sample: Sample) -> int:
+            return sample.max_new_tokens
+
+        def compressed_tokens(self, sample: Sample, compress: str) -> int:
+            return self.prompt_tokens(sample)
+
+    tokenizer, samples = Counting(), talk("x", "ab")
     before = link("own", samples)
     begun = replace(samples[1], turns=(("a", "so"),))
     assert most_tokens(samples[1], before, tokenizer) == tokenizer.prompt_tokens(begun) + 4 + 4
