@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from harness.engines.base import Answer, Row
+from harness.engines.hf import decode as decoding
 from harness.engines.hf.sampling import Sampler
 from harness.engines.hf.session import HFSession
 from harness.generation import drawn
@@ -143,7 +144,8 @@ def test_who_looks_ahead_sees_what_the_full_cache_will_say(session: HFSession, t
     session._decode = spy  # type: ignore[method-assign, assignment]
     try:
         few, all_of_it = Delayed(keep=0.5, late=4), Oracle(keep=0.5)
-        run(session, one, [FULL, Stack("delayed", evict=few), Stack("oracle", evict=all_of_it)])
+        rows = [Row(one.name, one) for one in (FULL, Stack("few", evict=few), Stack("all", evict=all_of_it))]
+        list(session.run(one, [rows], compress="prompt", seed=5))
     finally:
         del session._decode  # type: ignore[method-assign]
     ahead, whole, real = seen
@@ -154,8 +156,22 @@ def test_who_looks_ahead_sees_what_the_full_cache_will_say(session: HFSession, t
 # --- thinking ---
 
 
-def thought_by_hand(session: HFSession, one: Sample) -> tuple[list[int], list[int], bool]:
-    """Thinking tokens, answer tokens and whether the thinking was cut, of a decode that starts anew after each phase."""
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens that the first row is fed while it decodes."""
+    tokens: list[int] = []
+    feed = decoding.feed
+
+    def spy(model: object, cache: object, new: torch.Tensor, position: int) -> torch.Tensor:
+        tokens.append(int(new[0, 0]))
+        return feed(model, cache, new, position)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decoding, "feed", spy)
+    return tokens
+
+
+def thought_by_hand(session: HFSession, one: Sample) -> tuple[list[int], list[int], list[int], bool]:
+    """Thinking tokens, what is told, answer tokens and whether the thinking was cut, decoding anew after each phase."""
     assert one.think is not None
     sampler, ids, end = Sampler.of(one, 0), prompt_of(session, one), session.tokenizer
     free = by_hand(session, ids, one.think.tokens, sampler)
@@ -169,7 +185,7 @@ def thought_by_hand(session: HFSession, one: Sample) -> tuple[list[int], list[in
     told = end.encode(due)
     first = len(free) + len(told)
     said = by_hand(session, [*ids, *free, *told], one.max_new_tokens, sampler, first)
-    return free, said, cut
+    return free, told, said, cut
 
 
 def response(answer: Answer) -> Response:
@@ -180,36 +196,46 @@ def response(answer: Answer) -> Response:
 @pytest.mark.parametrize("compress", ["prompt", "context"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("prefix", ["", "it is"])
-def test_a_thinking_that_is_cut(session: HFSession, compress: str, temperature: float, prefix: str) -> None:
+def test_a_thinking_that_is_cut(
+    session: HFSession, fed: list[int], compress: str, temperature: float, prefix: str
+) -> None:
     for index in range(3):
         one = sample(index, think=THINK, temperature=temperature, answer_prefix=prefix)
-        free, said, cut = thought_by_hand(session, one)
+        free, told, said, cut = thought_by_hand(session, one)
+        fed.clear()
         found = response(run(session, one, [FULL], compress)["full"])
+        assert fed == [*free, *told, *said][: len(fed)] and len(fed) >= len(free) + len(told) + len(said) - 1
         assert (found.thinking_tokens, list(found.token_ids), found.thinking_cut) == (len(free), said, cut)
         assert cut and found.text == session.tokenizer.decode(said)
 
 
 @pytest.mark.parametrize("after", ["", "\n\n"])
 @pytest.mark.parametrize("prefix", ["", "it is"])
-def test_a_thinking_that_the_model_closes(session: HFSession, after: str, prefix: str) -> None:
+def test_a_thinking_that_the_model_closes(session: HFSession, fed: list[int], after: str, prefix: str) -> None:
     """Only what is missing is fed: what the model has said of the mark itself is not said again."""
     for index in range(3):
         open_ended = sample(index, think=Thinking(9, "<hm>", "\ue000"), answer_prefix=prefix)
         words = session.tokenizer.verbatim(thought_by_hand(session, open_ended)[0])
         mark = words[4:6].strip() or words[3]
         one = replace(open_ended, think=Thinking(9, "<hm>", f"\n{mark}{after}"))
-        free, said, cut = thought_by_hand(session, one)
+        free, told, said, cut = thought_by_hand(session, one)
+        fed.clear()
         found = response(run(session, one, [FULL])["full"])
+        assert fed == [*free, *told, *said][: len(fed)] and len(fed) >= len(free) + len(told) + len(said) - 1
         assert (found.thinking_tokens, list(found.token_ids), found.thinking_cut) == (len(free), said, False)
         assert not cut and len(free) < 9
 
 
-def test_a_thinking_that_the_end_of_text_ends(session: HFSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thinking_that_the_end_of_text_ends(
+    session: HFSession, fed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = sample(1, think=THINK)
-    free, _, _ = thought_by_hand(session, one)
+    free, *_ = thought_by_hand(session, one)
     monkeypatch.setattr(session.tokenizer, "stop_ids", frozenset({free[4]}))
-    free, said, cut = thought_by_hand(session, one)
+    free, told, said, cut = thought_by_hand(session, one)
+    fed.clear()
     found = response(run(session, one, [FULL])["full"])
+    assert fed == [*free, *told, *said][: len(fed)] and len(fed) >= len(free) + len(told) + len(said) - 1
     assert (found.thinking_tokens, list(found.token_ids), found.thinking_cut) == (len(free), said, cut)
     assert len(free) <= 4 and not cut
 
