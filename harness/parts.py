@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from harness.types import Pair, Record, Sample, State
 from harness.verdict import CellInput, deciding_test, sort_pairs
@@ -53,10 +52,10 @@ def parts(
 
 def _facets(pairs: Sequence[Pair], samples: Sequence[Sample]) -> Iterator[tuple[str, str, list[Pair]]]:
     for facet in FACETS:
-        values = [sample.meta.get(facet) for sample in samples]
+        values = [str(sample.meta[facet]) if facet in sample.meta else None for sample in samples]
         known = sorted({value for value in values if value is not None}, key=_order)
         for value in known if len(known) > 1 else ():
-            yield facet, str(value), [pair for pair, mine in zip(pairs, values, strict=True) if mine == value]
+            yield facet, value, [pair for pair, mine in zip(pairs, values, strict=True) if mine == value]
 
 
 def _of_scores(
@@ -96,7 +95,7 @@ def _part(group: str, name: str, cell: CellInput) -> Part | None:
     return Part(group, name, test.n, baseline, score, score - baseline, low, high)
 
 
-def _order(value: Any) -> tuple[str, float, str]:
+def _order(whole: str) -> tuple[str, float, str]:
     """By group, then numbers by size, then names."""
-    group, _, name = str(value).rpartition(": ")
+    group, _, name = whole.rpartition(": ")
     return (group, float(name), "") if name.isdecimal() else (group, float("inf"), name)

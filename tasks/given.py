@@ -86,6 +86,8 @@ class Given(Task):
         found = [] if self.max_new_tokens is None else checks.whole("task.max_new_tokens", self.max_new_tokens)
         if not 0 <= self.chance < 1:
             found.append(f"task.chance must be in [0, 1), got {self.chance}")
+        if not self.family.strip():
+            found.append(f"task.family must be a name, got {self.family!r}")
         try:
             self._own_judge  # noqa: B018
         except ValueError as error:

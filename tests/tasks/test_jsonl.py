@@ -70,6 +70,13 @@ def test_five_lines_need_nothing_else(five: str) -> None:
     assert (score.state, score.value, score.answer) == (State.SCORED, 1.0, "It is lutetia.")
 
 
+def test_a_family_is_for_reports_and_no_part_of_the_task(five: str) -> None:
+    own, code = (Jsonl(name="jsonl", path=five, **family) for family in ({}, {"family": "code"}))
+    assert (own.family, code.family) == ("own", "code")
+    assert own.spec() == code.spec() and "family" not in own.spec()["options"]
+    assert problems(five, family=" ") == ["task.family must be a name, got ' '"]
+
+
 def test_every_field_reaches_the_sample(tmp_path: Path) -> None:
     task = Jsonl(name="jsonl", path=written(tmp_path / "one.jsonl", [WHOLE]), scorer="exact", max_new_tokens=3)
     (sample,) = task.samples(Pieces(), 1, seed=0)

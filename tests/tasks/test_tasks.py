@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.types import Response, State
+from tasks.fidelity import Fidelity
 from tests.tasks.task_doubles import (
     FOLLOWING,
     NAMES,
@@ -173,3 +174,13 @@ def test_spec_is_plain_data_and_tells_options_apart(name: str) -> None:
     one, other = short(name).spec(), load(name, lengths=[999]).spec()
     assert json.loads(json.dumps(one))["sources"]["python"]
     assert one != other
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_task_belongs_to_the_family_of_its_folder(name: str) -> None:
+    task = load(name)
+    assert task.family == type(task).__module__.split(".")[1]
+
+
+def test_a_task_from_elsewhere_is_the_user_s_own() -> None:
+    assert type("Mine", (Fidelity,), {"__module__": "mine.retrieval"})(name="mine").family == "own"
