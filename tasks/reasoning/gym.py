@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import version
@@ -33,26 +33,15 @@ from tasks.sizing import Draft, SizedTask, first_of
 OURS = ("seed", "size")  # set here, for each problem apart
 ROOM = 16  # tokens that an answer may have beyond the right one
 TRIES = 100  # problems in a row that may be the one asked for, before a generator counts as exhausted
-NOT_THE_SAME = "its problems or answers are not the same in every process"
-EVALUATES = "its scorer evaluates the model's answer as Python, in this process"
+UNSTEADY = "codeio isomorphic_strings knight_swap list_functions polynomial_multiplication ransom_note word_ladder"
+EVALUATING = (
+    "binary_matrix countdown intermediate_integration n_queens "
+    "puzzle24 simple_integration spiral_matrix string_insertion"
+)
 REFUSED = {
     "composite": "it mixes generators; ask them one by one, or as a suite (docs/tasks.md)",
-    **dict.fromkeys(
-        (
-            "isomorphic_strings",
-            "knight_swap",
-            "list_functions",
-            "polynomial_multiplication",
-            "ransom_note",
-            "word_ladder",
-        ),
-        NOT_THE_SAME,
-    ),
-    **dict.fromkeys(
-        ("binary_matrix", "countdown", "intermediate_integration", "n_queens", "puzzle24", "simple_integration"),
-        EVALUATES,
-    ),
-    **dict.fromkeys(("spiral_matrix", "string_insertion"), EVALUATES),
+    **dict.fromkeys(UNSTEADY.split(), "its problems or answers are not the same in every process"),
+    **dict.fromkeys(EVALUATING.split(), "its scorer evaluates the model's answer as Python, in this process"),
 }
 
 
@@ -64,7 +53,7 @@ class ReasoningGym(SizedTask):
 
     Attributes:
         dataset: The generator's name in reasoning-gym.
-        options: Its own options, but for seed and size.
+        options: Its own options, but for seed and size. None: as it comes.
         shots: Worked examples, at least.
         lengths: Tokens that more worked examples fill. None: there are ``shots`` of them.
         max_new_tokens: Tokens that an answer may have. None: the right answer's and some room.
@@ -74,7 +63,7 @@ class ReasoningGym(SizedTask):
     graded: ClassVar[bool] = True
 
     dataset: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
     shots: int = 0
     lengths: tuple[int, ...] = ()
     max_new_tokens: int | None = None
@@ -151,7 +140,7 @@ class ReasoningGym(SizedTask):
                 f"task.dataset must be a generator whose answers can be paired, got {self.dataset}: {REFUSED[self.dataset]}"
             ]
         known = [option.name for option in fields(DATASETS[self.dataset][1]) if option.name not in OURS]
-        if unknown := sorted(set(self.options) - set(known)):
+        if unknown := sorted(set(self.options or ()) - set(known)):
             return [f"task.options must be options of {self.dataset} ({', '.join(known)}), got {', '.join(unknown)}"]
         try:
             entry = self._entry(0)
@@ -159,7 +148,7 @@ class ReasoningGym(SizedTask):
         except Exception as error:  # whatever its checks raise
             reason = str(error).split("\n")[0] or "no reason given"
             return [
-                f"task.options: {self.dataset} cannot be made with {dict(self.options)} ({type(error).__name__}: {reason})"
+                f"task.options: {self.dataset} cannot be made with {self._options} ({type(error).__name__}: {reason})"
             ]
         if right is None:
             return [f"task.dataset must be a generator that knows an answer to its problems, got {self.dataset}"]
@@ -184,12 +173,16 @@ class ReasoningGym(SizedTask):
             if not tries:
                 yield f"Problem: {entry['question']}\nAnswer: {entry['answer']}"
 
+    @property
+    def _options(self) -> str:
+        return canonical(dict(self.options or {}))
+
     def _entry(self, seed: int) -> Mapping[str, Any]:
-        return _made(self.dataset, canonical(dict(self.options)), seed)[1]
+        return _made(self.dataset, self._options, seed)[1]
 
     def _judged(self, answer: str, seed: int) -> float:
         """The generator's score; 0 for an answer that its scorer cannot read."""
-        generator, entry = _made(self.dataset, canonical(dict(self.options)), seed)
+        generator, entry = _made(self.dataset, self._options, seed)
         try:
             value = float(generator.score_answer(answer, deepcopy(entry)))
         except Exception:  # each scorer reads answers in its own way, and few expect any text
