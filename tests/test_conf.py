@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 
 from harness import difficulty, schema
 from harness.engines.base import Engine
+from harness.engines.hf.engine import HFEngine
 from harness.make import make
 from harness.plan import Job
 from harness.stacks import make_stack
@@ -23,7 +24,12 @@ from tasks.base import Task
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 SHAPE = KVShape(layers=30, kv_heads=3, query_heads=9, head_dim=64, element_bytes=2)
-ASKS = {"disk": "path", "s3": "bucket", "tiered": "tiers.1.path"}  # what only the user knows, of offload's options
+ASKS = {
+    "disk": "path",
+    "handoff": "path",
+    "s3": "bucket",
+    "tiered": "tiers.1.path",
+}  # what only the user knows, of offload's options
 OPTIONS = sorted((f.parent.relative_to(CONF).as_posix(), f.stem) for f in CONF.glob("*/**/*.yaml"))
 
 
@@ -31,6 +37,12 @@ def composed(primary: str, *overrides: str) -> Any:
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return schema.plain(compose(primary, list(overrides)))
+
+
+def job(*overrides: str) -> Job:
+    """What the planner is given of ``kvgate run`` with these words."""
+    (plain,) = difficulty.plain([Job(composed("run", *overrides), overrides)])
+    return plain
 
 
 @pytest.mark.parametrize("group, option", OPTIONS, ids=lambda x: str(x))
@@ -42,7 +54,7 @@ def test_an_option_composes_and_builds(group: str, option: str) -> None:
     path = ["model.path=x"] if (group, option) == ("model", "hf") else []
     config = composed("run", f"{group}={option}", *path)
     if group == "strategy" or group.startswith("strategy/"):
-        stack = make_stack("s", config["strategy"])
+        stack = HFEngine().resolve(make_stack("s", config["strategy"]))
         asked = [f"strategy.offload.{ASKS[option]} must"] if group == "strategy/offload" and option in ASKS else []
         assert [problem[: problem.index(" must") + 5] for problem in stack.problems(SHAPE)] == asked
         if group == "strategy":
@@ -52,8 +64,7 @@ def test_an_option_composes_and_builds(group: str, option: str) -> None:
             slot = group.split("/")[1]
             assert isinstance(getattr(stack, slot), Layer) == (option != "none")
     elif group == "task":
-        (job,) = difficulty.plain([Job(config)])
-        task = make(job.config["task"], "task")
+        task = make(job(f"task={option}").config["task"], "task")
         assert isinstance(task, Task) and task.name == option
     elif group == "engine":
         assert isinstance(make(config["engine"], "engine"), Engine)

@@ -16,12 +16,12 @@ from harness import worker
 from harness.history import Heard, in_order, link, most_tokens, waves
 from harness.judge import judge
 from harness.manifest import make_manifest
-from harness.plan import Job, Plan, plan
+from harness.plan import Plan, plan
 from harness.store import ResultStore
 from harness.types import Record, Response, Sample, State
 from tests.cli import Kvgate
 from tests.tasks.task_doubles import Pieces
-from tests.test_conf import composed
+from tests.test_conf import job
 
 
 def talk(name: str, questions: str, cluster: str | None = None) -> list[Sample]:
@@ -154,7 +154,7 @@ def planned(tiny: Path, tmp_path: Path) -> Any:
     def make(*words: str, results: Path = tmp_path / "results") -> Plan:
         where = ["model=hf", f"model.path={tiny}", f"results_dir={results}", "engine.threads=1", "name=r"]
         overrides = ["strategy=window", "strategy.evict.keep=0.2", *FEW, *where, *words]
-        return plan([Job(composed("run", *overrides), overrides)])
+        return plan([job(*overrides)])
 
     return make
 
@@ -256,11 +256,11 @@ def test_an_address_changes_only_where_turns_are_told(planned: Any) -> None:
     assert all(set(mode) == {"compress", "prefill", "pass", "batch"} for mode in asks)  # as before there was a choice
     both = ["task=needle_single", "task.lengths=[420]"]
     jobs = [
-        composed("run", "strategy=fp8", f"results_dir={planned().store.root}", f"history={h}", "n=2", *more)
+        job("strategy=fp8", f"results_dir={planned().store.root}", f"history={h}", "n=2", *more)
         for more in (both, ["task=needle_turns", "task.lengths=[700]"])
         for h in ("own", "reference")
     ]
-    groups = {(group.label, group.history): group for group in plan([Job(job) for job in jobs]).groups}
+    groups = {(group.label, group.history): group for group in plan(jobs).groups}
     single = [groups["needle_single", history] for history in ("own", "reference")]
     assert [cell.address for cell in single[0].cells] == [cell.address for cell in single[1].cells]
 
@@ -315,7 +315,7 @@ def test_a_real_model_that_lost_the_facts_goes_on_from_what_it_made_up(smollm2: 
     """The full cache hears the facts it found. A cache of a few tokens hears numbers that stand nowhere, and says others."""
     evicting = ["strategy=window", "strategy.evict.keep=0.1", "compress=context", "history=own"]
     few = ["task=needle_turns", "task.lengths=[640]", "n=8", f"results_dir={tmp_path}", "name=r", "engine.threads=1"]
-    made = plan([Job(composed("run", *evicting, *few), evicting)])
+    made = plan([job(*evicting, *few)])
     work(made)
     (group,) = made.groups
     found = records(made)

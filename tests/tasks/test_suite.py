@@ -17,7 +17,7 @@ from tasks.base import Task
 from tasks.retrieval.ruler_needle import RulerNeedle
 from tasks.suite import Suite
 from tests.tasks.task_doubles import Pieces, load, short
-from tests.test_conf import composed
+from tests.test_conf import composed, job
 from tests.test_history import talk
 
 MEMBERS = ("needle_single", "needle_multiquery", "next_line")
@@ -104,12 +104,12 @@ def test_one_length_reaches_all_that_have_lengths() -> None:
 
 
 def test_ruler_is_its_thirteen_tasks() -> None:
-    task = make(composed("run", "task=ruler")["task"], "task")
+    task = make(job("task=ruler").config["task"], "task")
     names = [f"ruler_{name}" for name in task.of]
     swept = composed("run", "experiment=ruler")  # the same tasks, each judged alone
     assert swept["n"] and len(names) == 13
     assert all(member == load(name) for name, member in zip(names, task.of.values(), strict=True))
-    longer = make(composed("run", "task=ruler", "task.lengths=[1500,2000]", "task.of.vt.hops=2")["task"], "task")
+    longer = make(job("task=ruler", "task.lengths=[1500,2000]", "task.of.vt.hops=2").config["task"], "task")
     assert all(member.lengths == (1500, 2000) for member in longer.of.values()) and longer.of["vt"].hops == 2
     samples = longer.samples(Pieces(), 26, seed=0)
     assert [sample.meta["task"] for sample in samples[:13]] == list(task.of)

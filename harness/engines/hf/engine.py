@@ -54,7 +54,9 @@ class HFEngine(Engine):
 
     def resolve(self, stack: Stack) -> Stack:
         return stack.settled(
-            quant={"scale": "token_head", "scale_from": "prompt"}, prefix={"block": 16, "tokens": 65536}
+            paging={"block": 16},
+            prefix={"block": 16, "tokens": 65536},
+            quant={"scale": "token_head", "scale_from": "prompt"},
         )
 
     def supports(self, layer: Layer) -> Support:
