@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +14,7 @@ import pandas as pd
 
 from harness import samples as sample_files
 from harness.compare import ComparisonInput, compare
+from harness.degenerate import degenerate
 from harness.make import make
 from harness.parts import Part, parts
 from harness.pass_at_k import pass_at_k
@@ -31,6 +32,7 @@ class CellRecords:
 
     planned: Mapping[str, Any]
     records: Mapping[str, Record]
+    loaded: Mapping[str, Any] = field(default_factory=dict)  # what the engine was found to be
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def judge(
         "cells": [facts for _, facts in cells],
         "pass_at_k": [facts for group in groups for facts in _pass_at_k(group, manifest)],
         "comparisons": [asdict(comparison) for comparison in compare(pairs)],
-        "notes": [*dict.fromkeys(notes), *map(str, damaged)],
+        "notes": [*dict.fromkeys([*notes, *_engine_notes(groups)]), *map(str, damaged)],
     }
     return verdict, pd.DataFrame([row for group in groups for row in _rows(group)]), damaged
 
@@ -140,7 +142,7 @@ def _read(
         damaged += lines
         if rescore:
             mine = {key: _rescored(task, wanted[key], record) for key, record in mine.items()}
-        cells.append(CellRecords(cell, mine))
+        cells.append(CellRecords(cell, mine, store.cell(cell["address"]).loaded()))
     chunked = " chunked" if planned["prefill"] == "chunked" else ""
     begun = planned.get("start", "cold")  # runs of before there was a choice
     mode = (
@@ -180,11 +182,17 @@ def _pairs(group: GroupRecords, other: CellRecords, against: CellRecords | None 
                 candidate_state=b.state if b else State.NOT_RUN,
                 baseline_fault=a.fault if a else None,
                 candidate_fault=b.fault if b else None,
+                baseline_degenerate=_is_degenerate(a),
+                candidate_degenerate=_is_degenerate(b),
                 prompts_agree=len(hashes) < 2 or (own and bool(sample.turns)),
                 acted=all(evidence.acted for record in (a, b) if record for evidence in record.evidence),
             )
         )
     return tuple(pairs)
+
+
+def _is_degenerate(record: Record | None) -> bool:
+    return bool(record and record.response and degenerate(record.response))
 
 
 def _look(store: ResultStore, group: GroupRecords, cell: CellRecords, gate: Gate, notes: list[str]) -> tuple[int, Gate]:
@@ -272,6 +280,9 @@ def _cell_json(
         "family": group.task.family,
         "parts": [asdict(part) for part in inside],
         "memory": _memory(cell, model["element_bytes"], model["deploy_element_bytes"]),
+        "loaded": dict(cell.loaded),
+        "loaded_baseline": dict(group.baseline.loaded),
+        "capacity_ratio": _capacity_ratio(group.baseline, cell),
         "evidence": _evidence(cell),
         "output_tokens": _output_tokens(cell),
         "output_tokens_baseline": _output_tokens(group.baseline),
@@ -303,6 +314,12 @@ def _memory(cell: CellRecords, held: int, deployed: int) -> dict[str, float | in
         "peak_bytes": max(m.peak_bytes for m in memory),
         "kept_fraction": sum(m.kept_fraction * m.prompt_tokens for m in memory) / tokens,
     }
+
+
+def _capacity_ratio(baseline: CellRecords, cell: CellRecords) -> float | None:
+    """Tokens that fit into the same bytes, as a multiple of the baseline's, of engines that tell what a token takes."""
+    full, mine = (one.loaded.get("kv_bytes_per_token") for one in (baseline, cell))
+    return full / mine if full and mine else None
 
 
 def _evidence(cell: CellRecords) -> list[dict[str, Any]]:
@@ -405,6 +422,21 @@ def _ladders(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[f
         key = canonical([{**cell["stack"], "evict": {**evict, "options": options}}, kind])
         alike.setdefault(key, []).append((float(budgets[kind]), name))
     return {key: sorted(rows, reverse=True) for key, rows in alike.items() if len(rows) > 1}
+
+
+def _engine_notes(groups: Sequence[GroupRecords]) -> list[str]:
+    """What the engine that served a strategy is at risk of, and where it computes otherwise than for the baseline."""
+    notes = []
+    for group in groups:
+        ours = group.baseline.loaded.get("attention")
+        for name, cell in group.candidates.items():
+            notes += [f"{name}: {risk}" for risk in cell.loaded.get("risks", ())]
+            theirs = cell.loaded.get("attention")
+            if ours and theirs and ours != theirs:
+                notes.append(
+                    f"{name}: attention by {theirs}, the baseline's by {ours}: what differs may be the kernel's doing"
+                )
+    return notes
 
 
 def _notes(manifest: Mapping[str, Any], gate: Gate, compared: Sequence[str], rescore: bool) -> list[str]:

@@ -184,6 +184,11 @@ class Cell:
         elif (before := json.loads(path.read_text(encoding="utf-8"))) != json.loads(canonical(facts)):
             raise BadInput(f"cell {self.address} was run as {before}, now the model loads as {dict(facts)}; not mixed")
 
+    def loaded(self) -> dict[str, Any]:
+        """What became known by loading; empty if nothing was."""
+        path = self.folder / "loaded.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
 
 class ResultStore:
     """A results folder, on a disk or a network share. Many may read and write it at once."""

@@ -313,6 +313,8 @@ class Pair:
     candidate_state: State
     baseline_fault: Fault | None = None
     candidate_fault: Fault | None = None
+    baseline_degenerate: bool = False  # the answer is empty, a loop, ... (harness.degenerate), whatever its score
+    candidate_degenerate: bool = False
     prompts_agree: bool = True
     acted: bool = True  # every layer of the candidate's stack acted on this sample
     acts_by_prompt: bool = True  # acting depends on the prompt alone, so samples where it did not may be left out

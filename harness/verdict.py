@@ -71,7 +71,7 @@ class CellVerdict:
     test: str | None
     gained: int
     lost: int
-    lost_pairs: int  # samples only the candidate did not finish and the baseline had (partly) right
+    lost_pairs: int  # samples only the candidate did not finish or broke in form, and the baseline had (partly) right
     flip_rate: float | None
     noise_flip_rate: float | None
     control_delta: float | None
@@ -83,6 +83,8 @@ class CellVerdict:
     left_out: int  # pairs lost to infrastructure failures
     not_acted: int  # samples whose prompt gave the layers nothing to do
     truncated: int  # candidate's answers that ran into the token limit
+    degenerate: int  # candidate's answers that are empty, a loop, or hold another speaker's turn
+    degenerate_baseline: int
     failed: int  # candidate's answers that the model failed to give
     reasons: tuple[str, ...]
     fidelity: Mapping[str, float] | None
@@ -290,7 +292,7 @@ def deciding_test(cell: CellInput, used: Sequence[Pair]) -> DecidingTest:
     """
     used = () if cell.fidelity else used  # teacher-forced samples have no score
     baseline = [_right(p.baseline, p.baseline_state) for p in used]
-    candidate = [_right(p.candidate, p.candidate_state) for p in used]
+    candidate = [0.0 if _breaks(p) else _right(p.candidate, p.candidate_state) for p in used]
     if is_clustered(cell):
         names = [_cluster(p) for p in used]
         return _BettingTest(stats.cluster_means(baseline, names), stats.cluster_means(candidate, names))
@@ -351,6 +353,8 @@ def _describe(
         left_out=sorted_pairs.left_out,
         not_acted=sorted_pairs.not_acted,
         truncated=sum(p.candidate_state is State.TRUNCATED for p in used),
+        degenerate=sum(p.candidate_degenerate for p in used),
+        degenerate_baseline=sum(p.baseline_degenerate for p in used),
         failed=sum(p.candidate_state is State.FAILED for p in used),
         reasons=(),
         fidelity=dict(cell.fidelity_measures) if cell.fidelity else None,
@@ -364,8 +368,13 @@ def _absolute_margin(gate: Gate, baseline: float | None) -> float | None:
 
 
 def _is_lost(pair: Pair) -> bool:
-    """The candidate alone did not finish an answer that earned the baseline something."""
-    return pair.candidate_state is not State.SCORED and (pair.baseline or 0.0) > 0
+    """The candidate alone did not finish, or broke in form, an answer that earned the baseline something."""
+    return (pair.candidate_state is not State.SCORED or _breaks(pair)) and (pair.baseline or 0.0) > 0
+
+
+def _breaks(pair: Pair) -> bool:
+    """The candidate's answer alone is degenerate: whatever it happens to contain, it is not right."""
+    return pair.candidate_degenerate and not pair.baseline_degenerate
 
 
 def reference_test(cell: CellInput, pairs: Sequence[Pair]) -> DecidingTest:
@@ -553,7 +562,9 @@ def _remarks(cell: CellInput, facts: CellVerdict) -> tuple[str, ...]:
     if facts.noise_flip_rate is None:
         remarks.append("The baseline was not run against itself, so the noise floor is unknown.")
     if facts.lost_pairs:
-        remarks.append(f"{facts.lost_pairs} lost pairs are answers that only the candidate did not finish.")
+        remarks.append(
+            f"{facts.lost_pairs} lost pairs are answers that only the candidate did not finish, or that are degenerate."
+        )
     if facts.not_acted:
         remarks.append(f"{facts.not_acted} samples are not counted: their prompts gave the strategy nothing to do.")
     if facts.left_out:

@@ -91,7 +91,7 @@ def _strategy(part: StrategyPart) -> Iterator[str]:
     yield escape("; ".join(filter(None, (part.card.stack, part.card.ladder))) or "no stack recorded")
     if part.reasons:
         yield bullets(part.reasons)
-    for table in (part.evidence, part.memory, part.addresses):
+    for table in (part.evidence, part.loaded, part.memory, part.addresses):
         yield f"**{table.title}**"
         yield _table(table) if table.rows else "Nothing recorded."
     for label, flips in part.flips:

@@ -57,6 +57,7 @@ class StrategyPart:
     card: Card
     reasons: tuple[str, ...]
     evidence: Table
+    loaded: Table
     memory: Table
     flips: tuple[tuple[str, Flips], ...]  # by task label
     addresses: Table
@@ -178,6 +179,7 @@ def _strategy(outlook: Outlook, entry: Mapping[str, Any], card: Card, samples: p
         card=card,
         reasons=tuple(entry.get("reasons") or ()),
         evidence=tables.evidence(outlook, cells),
+        loaded=tables.loaded(outlook, cells),
         memory=tables.memory(outlook, cells),
         flips=tuple((label, found) for label, found in flips if found.total),
         addresses=tables.addresses(outlook, cells),

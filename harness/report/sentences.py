@@ -142,7 +142,11 @@ def glossary(outlook: Outlook) -> tuple[tuple[str, str], ...]:
         ("ψ, ψ₀", "flip rate (b + c) / n; the same of the full cache against itself in another batch"),
         ("alpha, p, look", "one-sided level of this look, p value of the deciding test, and which look this was"),
         ("control d", "what the positive control, which must hurt, did on this task; no harm there is VOID"),
-        ("lost pairs", "right with the full cache, truncated or failed with the strategy: counted as wrong"),
+        (
+            "lost pairs",
+            "right with the full cache, truncated, failed or degenerate with the strategy alone: counted as wrong",
+        ),
+        ("degenerate", "answers that are empty, one token or passage over and over, or hold another speaker's turn"),
         ("at token limit", "answers that ended only because they had all the tokens that an answer may have"),
         ("left out, not acted", "pairs lost to infrastructure, and samples on which a layer had nothing to do"),
         ("output tokens", "said to a sample on average, thinking and answer"),

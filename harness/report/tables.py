@@ -80,7 +80,7 @@ def _test(cells: Mapping[str, Cell]) -> Table:
 
 def _basis(cells: Mapping[str, Cell]) -> Table:
     columns = ("strategy", "gating", "noise ψ₀", "control d", "lost pairs", "truncated", "left out", "not acted")
-    columns += ("failed, full → it", "at token limit, full → it", "answer tokens, full → it")
+    columns += ("failed, full → it", "degenerate, full → it", "at token limit, full → it", "output tokens, full → it")
     thinking = any(not missing(cell.get("thinking_cut")) for cell in cells.values())
     columns += ("thinking cut, full → it",) * thinking
     rows = tuple(
@@ -91,6 +91,7 @@ def _basis(cells: Mapping[str, Cell]) -> Table:
             signed(cell.get("control_delta")),
             *(plain(cell.get(field)) for field in ("lost_pairs", "truncated", "left_out", "not_acted")),
             f"{count(cell.get('failed_baseline'))} → {count(cell.get('failed'))}",
+            f"{count(cell.get('degenerate_baseline'))} → {count(cell.get('degenerate'))}",
             f"{count(cell.get('at_limit_baseline'))} → {count(cell.get('at_limit'))}",
             f"{_tokens(cell.get('output_tokens_baseline'))} → {_tokens(cell.get('output_tokens'))}",
             *(f"{percent(cell.get('thinking_cut_baseline'))} → {percent(cell.get('thinking_cut'))}",) * thinking,
@@ -206,11 +207,27 @@ def evidence(outlook: Outlook, cells: list[Cell]) -> Table:
     return Table("Did the layers act?", ("task", "layer", "acted", "in its own words", "facts"), rows, words=5)
 
 
+def loaded(outlook: Outlook, cells: list[Cell]) -> Table:
+    """What the engine was found to be for this strategy, beside the baseline; without rows where no task says more of it."""
+    rows = {}
+    for cell in cells:
+        ours, theirs = cell.get("loaded_baseline") or {}, cell.get("loaded") or {}
+        for key in dict.fromkeys((*ours, *theirs)):
+            rows[(key, _fact(ours.get(key)), _fact(theirs.get(key)))] = None
+    return Table("Read back from the engine", ("fact", "full", "with the strategy"), tuple(rows))
+
+
+def _fact(value: Any) -> str:
+    return (
+        ", ".join(map(str, value)) or "none" if isinstance(value, list) else MISSING if value is None else plain(value)
+    )
+
+
 def memory(outlook: Outlook, cells: list[Cell]) -> Table:
     """Formula, storage and peak side by side; each column says whether it is predicted or measured."""
     columns = ("task", "tokens kept", "formula B/token (predicted)", "stored B/token (measured)", "stored / formula")
     columns += ("scratch copy B/token", "process peak (measured)", "deployed B/token (predicted)")
-    columns += ("full cache deployed B/token", "KV share")
+    columns += ("full cache deployed B/token", "KV share", "tokens in equal bytes (read back)")
     rows = []
     for cell in cells:
         held = cell.get("memory")
@@ -230,6 +247,7 @@ def memory(outlook: Outlook, cells: list[Cell]) -> Table:
                 count(held.get("deploy_bytes_per_token")),
                 count(held.get("deploy_full_bytes_per_token")),
                 percent(fraction(cell)),
+                MISSING if missing(ratio := cell.get("capacity_ratio")) else f"{ratio:.2f} ×",
             )
         )
     return Table("Memory", columns, tuple(rows))

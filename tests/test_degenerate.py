@@ -1,0 +1,68 @@
+"""Answers whose form alone says that something is broken."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.degenerate import FEW, SHARE, TIMES, degenerate
+from harness.types import Pair, Response, State
+from harness.verdict import CellInput, deciding_test, sort_pairs
+
+WORDS = st.lists(st.integers(0, 5), min_size=1, max_size=12)
+
+
+def answer(tokens: list[int], text: str = "some text", finish: str = "length") -> Response:
+    return Response(text, tuple(tokens), finish)  # type: ignore[arg-type]
+
+
+CASES = {
+    "nothing": (answer([], "  \n"), "empty"),
+    "a speaker": (answer([1, 2, 3], "42\nuser\nWhat else?"), "several turns"),
+    "a speaker's name in a line": (answer([1, 2, 3], "the user said"), ""),
+    "one token": (answer([7, 8, *[5] * 40]), "one token"),
+    "a passage": (answer([7, 8, *[1, 2, 3] * 12]), "a loop"),
+    "too short to tell": (answer([5] * (FEW - 1)), ""),
+    "a list": (answer([1, 9, 1, 8, 1, 7, 1, 6, 1, 5, 1, 4, 1, 3, 1, 2]), ""),
+    "most of it is text": (answer([*range(60), *[5] * 8]), ""),
+    "followed": (answer([5] * 40, "", "followed"), ""),
+}
+
+
+@pytest.mark.parametrize(("response", "kind"), CASES.values(), ids=CASES.keys())
+def test_what_is_wrong_is_named(response: Response, kind: str) -> None:
+    assert degenerate(response) == kind
+
+
+@given(start=st.lists(st.integers(0, 5), max_size=20), passage=WORDS, times=st.integers(TIMES, 30))
+def test_a_passage_that_fills_half_is_found_wherever_it_begins(
+    start: list[int], passage: list[int], times: int
+) -> None:
+    tokens = start + passage * times
+    found = degenerate(answer(tokens))
+    if len(tokens) >= FEW and len(passage) * times >= SHARE * len(tokens):
+        assert found in ("a loop", "one token")
+
+
+@given(st.lists(st.integers(0, 3), max_size=60))
+def test_what_is_found_is_there(tokens: list[int]) -> None:
+    """By trying every passage at the end, one repetition after another."""
+    loops = [
+        times * length
+        for length in range(1, len(tokens) + 1)
+        for times in range(TIMES, len(tokens) // length + 1)
+        if tokens[-times * length :] == tokens[-length:] * times
+    ]
+    assert bool(degenerate(answer(tokens))) == (len(tokens) >= FEW and max(loops, default=0) >= SHARE * len(tokens))
+
+
+def test_a_degenerate_answer_of_the_candidate_alone_is_lost() -> None:
+    def pair(name: str, candidate: float, *broken: bool) -> Pair:
+        states = (State.SCORED, State.SCORED)
+        return Pair(name, "", 1.0, candidate, *states, baseline_degenerate=broken[0], candidate_degenerate=broken[1])
+
+    pairs = (pair("fine", 1.0, False, False), pair("broken", 1.0, False, True), pair("both", 1.0, True, True))
+    cell = CellInput("s", "t", "m", pairs, (), (), 3, 1, 0.0, graded=False, fidelity=False, fidelity_measures={})
+    test = deciding_test(cell, sort_pairs(pairs).used)
+    assert test.candidate.tolist() == [1.0, 0.0, 1.0] and test.baseline.tolist() == [1.0] * 3
