@@ -15,7 +15,7 @@ from typing import Any
 from harness import calibration
 from harness import compare as comparisons
 from harness import samples as sample_files
-from harness.engines.base import Engine, ModelFacts, Support
+from harness.engines.base import CONTROL, Engine, ModelFacts, Support
 from harness.generation import Reserving, drawn, generation_of, num_items
 from harness.history import HISTORIES, link, most_tokens
 from harness.make import make
@@ -26,7 +26,6 @@ from strategies.stack import Stack
 from tasks.base import Task
 
 BASELINE = "full"
-CONTROL = "control"
 STARTS = {  # and the slot that it matters to
     "cold": None,
     "warm": "prefix",
@@ -485,7 +484,7 @@ def _group(
     def cell(role: str, stack: Stack, layers: Mapping[str, Any], batch: str = "joint") -> PlannedCell:
         ask = {
             "model": facts.identity,
-            "engine": engine.spec(),
+            "engine": {**engine.spec(), **engine.spec_for(stack)},
             "stack": stack.spec(),
             "task": task.spec(),
             "mode": {

@@ -20,6 +20,7 @@ from tasks.base import Tokenizer
 Compress = Literal["prompt", "context", "other"]
 Prefill = Literal["exact", "chunked"]
 Start = Literal["cold", "warm", "reloaded", "restarted"]
+CONTROL = "control"  # name of the stack that is the positive control; no strategy is called so
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,10 @@ class Engine(ABC):
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """What of this engine decides results: name, options and library versions; part of every cell's address."""
+
+    def spec_for(self, stack: Stack) -> dict[str, Any]:
+        """What beyond ``spec`` decides the results of ``stack`` alone, where strategies are served by different machines."""
+        return {}
 
     @abstractmethod
     def open(self, model: Mapping[str, Any], stack: Stack) -> AbstractContextManager[Session]:

@@ -62,6 +62,19 @@ class PromptTokenizer:
         """Text of ``token_ids`` with the special tokens in it: the mark that ends a thinking may be one."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
+    def text(self, token_ids: list[int]) -> str:
+        """The text of a prompt, marks of the template included."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def unmarked(self, token_ids: list[int]) -> list[int]:
+        """A prompt without the marks with which this tokenizer by itself begins any text."""
+        marks = list(self._tokenizer("")["input_ids"])
+        return token_ids[len(marks) :] if marks and token_ids[: len(marks)] == marks else token_ids
+
+    def messages(self, sample: Sample) -> list[dict[str, str]]:
+        """What was said before the answer, role by role, as chat APIs take it."""
+        return [{**message, "content": message["content"].replace(CUT, "")} for message in _messages(sample)]
+
     def prompt(self, sample: Sample) -> PromptTokens:
         """Token ids of the two pieces of the prompt. They are tokenized apart, so the cut is the same in every mode."""
         head, tail = self._render(sample)
@@ -113,12 +126,9 @@ class PromptTokenizer:
         return head, tail + (_opening(tail, sample.think) if sample.think else sample.answer_prefix)
 
     def _templated(self, sample: Sample) -> str:
-        messages = [{"role": "system", "content": sample.system}] if sample.system else []
-        for role, text in _said(sample):
-            messages.append({"role": role, "content": text})
         return str(
             self._tokenizer.apply_chat_template(
-                messages,
+                _messages(sample),
                 tokenize=False,
                 add_generation_prompt=True,
                 date_string=f"{TODAY:%d %b %Y}",
@@ -130,6 +140,11 @@ class PromptTokenizer:
 def _opening(tail: str, think: Thinking) -> str:
     """What begins a thinking after ``tail``, which some chat templates end with the mark already."""
     return "" if tail.rstrip().endswith(think.open.strip()) else think.open
+
+
+def _messages(sample: Sample) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": sample.system}] if sample.system else []
+    return system + [{"role": role, "content": text} for role, text in _said(sample)]
 
 
 def _said(sample: Sample) -> Iterator[tuple[str, str]]:

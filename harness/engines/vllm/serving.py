@@ -36,13 +36,18 @@ STEP = {"cpu": 32, "cuda": 16}  # which sizes of a block have kernels: multiples
 
 def settled(stack: Stack, platform: str, block: int | None) -> Stack:
     """``stack`` with vLLM's choice for what was left open. Scales come from the checkpoint, or are 1."""
-    scale = GRANULARITY.get(stack.quant.name, "tensor") if stack.quant else None
-    scale = getattr(stack.quant, "scale", None) or scale
     return stack.settled(
         paging={"block": block or BLOCK[platform]},
-        quant={"scale": scale, "scale_from": "one" if scale == "tensor" else "prompt"},
+        quant=scales(stack),
         offload={"max_gib": HOST_GIB} if stack.offload and stack.offload.name == "host" else {},
     )
+
+
+def scales(stack: Stack) -> dict[str, str | None]:
+    """What shares a scale of the stack's format, and where it comes from, where that was left open."""
+    scale = GRANULARITY.get(stack.quant.name, "tensor") if stack.quant else None
+    scale = getattr(stack.quant, "scale", None) or scale
+    return {"scale": scale, "scale_from": "one" if scale == "tensor" else "prompt"}
 
 
 def format_of(layer: Layer) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import resource
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from vllm import SamplingParams
 
+from harness.engines import serving, thinned
 from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.engines.vllm.counters import Counters
@@ -23,7 +23,6 @@ from harness.types import Evidence, Memory, Response, Sample, digest
 from strategies.base import Moved
 from strategies.stack import Stack
 
-ENDS = (4, 32)  # tokens at the start and the end of a prompt that are left to the positive control
 
 
 @dataclass
@@ -116,7 +115,7 @@ class VLLMSession(Session):
         tokens = self.tokenizer.prompt(sample)
         fed = tokens.context + tokens.rest
         if row.stack.evict:
-            fed = _thinned(tokens, row.stack.evict.budget(len(fed)), digest([seed, sample.id]))
+            fed = thinned.thinned(fed, row.stack.evict.budget(len(fed)), digest([seed, sample.id]))
         return _Request(row, sample, tokens, fed)
 
     def _answered(self, requests: Sequence[_Request], start: Start) -> Iterator[Answer]:
@@ -197,8 +196,7 @@ class VLLMSession(Session):
         }
         if stack.evict:
             whole = len(request.tokens.context + request.tokens.rest)
-            why = f"was given {tokens} of {whole} prompt tokens"
-            return (Evidence(f"evict/{stack.evict.name}", tokens < whole, why, facts),)
+            return thinned.evidence(stack, tokens, whole, facts)
         told: dict[str, tuple[bool, str, dict[str, float]]] = {}
         if stack.paging:
             held = [tokens + answered]
@@ -235,31 +233,16 @@ class VLLMSession(Session):
         return round(blocks * self.cache.block_size * self.read_back["kv_bytes_per_token"])
 
     def _memory(self, request: _Request, answered: int) -> Memory:
-        shape, tokens = self.about.shape, len(request.fed)
-        stack, whole = request.row.stack, len(request.tokens.context + request.tokens.rest)
-        packed = Stack(stack.name, quant=stack.quant)
-        formula = packed.formula_bytes(tokens, shape)
-        wider = packed.formula_bytes(tokens, shape.at(2 * shape.element_bytes))
-        return Memory(
-            prompt_tokens=whole,
-            stored_bytes=self._stored_bytes(tokens),
-            stored_bytes_end=self._stored_bytes(tokens + answered),
-            formula_bytes=formula,
-            working_bytes=0,
+        stack, tokens = request.row.stack, len(request.fed)
+        return serving.memory(
+            Stack(stack.name, quant=stack.quant),
+            self.about.shape,
+            len(request.tokens.context + request.tokens.rest),
+            tokens,
+            stored=self._stored_bytes(tokens),
+            stored_end=self._stored_bytes(tokens + answered),
             peak_bytes=_peak_bytes(),
-            kept_fraction=tokens / whole,
-            unpacked_elements=(wider - formula) // shape.element_bytes,
-            full_elements=Stack("full").formula_bytes(whole, shape) // shape.element_bytes,
         )
-
-
-def _thinned(tokens: PromptTokens, budget: int, chance: str) -> list[int]:
-    """``budget`` of the prompt's tokens: both ends, and between them some drawn at random, in their order."""
-    fed = tokens.context + tokens.rest
-    first, last = (min(count, budget // 2) for count in ENDS)
-    middle = range(first, len(fed) - last)
-    drawn = random.Random(chance).sample(middle, max(0, min(budget - first - last, len(middle))))
-    return [fed[at] for at in (*range(first), *sorted(drawn), *range(len(fed) - last, len(fed)))]
 
 
 def _peak_bytes() -> int:

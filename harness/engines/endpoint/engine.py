@@ -1,0 +1,186 @@
+"""Any OpenAI-compatible server as an engine: one that serves the baseline, and one that was started with the strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from harness.engines.base import CONTROL, ModelFacts, Start, Support
+from harness.engines.hf import checkpoint
+from harness.engines.serving import ServingEngine
+from harness.engines.vllm.serving import scales
+from harness.types import BadInput, digest
+from strategies.base import Layer
+from strategies.stack import Stack
+
+APIS = ("completions", "chat")
+BLOCK = 16  # tokens of a block where nobody says: what vLLM has on a GPU
+CLAIMS = {  # what a layer says about the server, by slot
+    "paging": "is the server's to do; its block_size shows it",
+    "prefix": "is the server's to do; cached tokens of each answer show it",
+    "structure": "is the server's to do; nothing shows it, so engine.claimed=true is needed",
+    "evict": "is the server's to do; nothing shows it, so engine.claimed=true is needed",
+    "quant": "is the server's to do; its cache_dtype shows it",
+    "offload": "is the server's to do; its counters of tokens that came back show it",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointEngine(ServingEngine):
+    """Servers that run already. A strategy is a claim about how the candidate was started.
+
+    Args:
+        baseline: URL of a server with a full-precision cache; it serves the baseline and the control.
+        candidate: URL of a server that was started with the strategy; None: the baseline's serves both.
+        api: ``completions``, with our own rendering of the prompt, or ``chat``, with the server's.
+        model: the name under which it is served; None: the only one that is.
+        key_env: environment variable that holds the key, if the servers want one.
+        claimed: whether a layer that nothing shows counts as acting, on the user's word.
+        concurrency: requests in flight.
+        timeout_s: of one try of a request.
+        retries: tries after the first, after lost connections and status 408, 409, 429 and 5xx.
+        silence_s: a worker that answers nothing for so long hangs, and is ended.
+    """
+
+    name: ClassVar[str] = "endpoint"
+    version: ClassVar[int] = 1
+
+    baseline: str | None = None
+    candidate: str | None = None
+    api: str = "completions"
+    model: str | None = None
+    key_env: str = "OPENAI_API_KEY"
+    claimed: bool = False
+    concurrency: int = 8
+    timeout_s: float = 300.0
+    retries: int = 4
+    silence_s: float | None = 1800.0
+
+    def __post_init__(self) -> None:
+        problems = []
+        for field in ("baseline", "candidate"):
+            if (url := getattr(self, field)) is not None and not _plain(url):
+                problems.append(f"engine.{field} must be http(s)://host[:port][/path] and hold no secret, got {url}")
+        if self.api not in APIS:
+            problems.append(f"engine.api must be one of {', '.join(APIS)}, got {self.api!r}")
+        if self.concurrency < 1:
+            problems.append(f"engine.concurrency must be 1 or more, got {self.concurrency}")
+        if self.retries < 0:
+            problems.append(f"engine.retries must be 0 or more, got {self.retries}")
+        if self.timeout_s <= 0:
+            problems.append(f"engine.timeout_s must be above 0, got {self.timeout_s}")
+        tried_s = self.timeout_s * (1 + self.retries)
+        if self.silence_s is not None and self.silence_s <= tried_s:
+            rule = f"must be above {tried_s:g} s, which all tries of a request may take"
+            problems.append(f"engine.silence_s {rule}, got {self.silence_s}")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """URLs by field."""
+        known = {"baseline": self.baseline, "candidate": self.candidate}
+        return {field: url for field, url in known.items() if url is not None}
+
+    def _field(self, stack: Stack) -> str:
+        """Which server answers for ``stack``."""
+        mine = stack.layers() and stack.name != CONTROL
+        return "candidate" if mine and self.candidate is not None else "baseline"
+
+    @cached_property
+    def servers(self) -> dict[str, Any]:
+        """What is known of each server, by field. Raises BadInput where one cannot be asked."""
+        if find_spec("openai") is None:
+            raise BadInput(
+                "engine: openai is not installed (pip install 'kvgate[endpoint]'); kvgate doctor tells what is"
+            )
+        if self.baseline is None:
+            raise BadInput("engine.baseline must be the URL of a server with a full-precision cache, got null")
+        from harness.engines.endpoint import server
+        from harness.engines.endpoint.client import Failed
+
+        found, problems = {}, []
+        for field, url in self.urls.items():
+            with closing(self._client(field)) as client:
+                try:
+                    found[field] = server.read(client, self.model)
+                except Failed as error:
+                    problems.append(f"engine.{field} must be a server that answers, got {url} ({error})")
+                except ValueError as error:
+                    problems.append(f"engine.model {error} ({url})")
+        if problems:
+            raise BadInput(*problems)
+        return found
+
+    def _client(self, field: str) -> Any:
+        from harness.engines.endpoint.client import Client
+
+        return Client(self.urls[field], self.key_env, self.timeout_s, self.retries)
+
+    def describe(self, model: Mapping[str, Any]) -> ModelFacts:
+        """``model.dtype=auto`` is the dtype that it is deployed in: a server does not tell its own."""
+        servers = self.servers
+        dtype = model.get("dtype", "auto")
+        dtype = model.get("deploy_dtype", "bfloat16") if dtype == "auto" else dtype
+        if dtype not in checkpoint.DTYPES:
+            raise BadInput(f"model.dtype must be auto, {', '.join(checkpoint.DTYPES)}, got {dtype!r}")
+        facts = checkpoint.describe(model, checkpoint.DTYPES[dtype])
+        room = min([facts.max_tokens, *(one.max_tokens for one in servers.values() if one.max_tokens)])
+        facts.tokenizer.max_tokens = room
+        return ModelFacts(**{**vars(facts), "max_tokens": room})
+
+    def resolve(self, stack: Stack) -> Stack:
+        return stack.settled(paging={"block": BLOCK}, quant=scales(stack))
+
+    def supports(self, layer: Layer) -> Support:
+        if layer.calibrates:
+            return Support(False, "what a server learned from a text of its own is not known here, nor what it weighs")
+        return Support(True, CLAIMS[layer.slot])
+
+    def controls(self, stack: Stack) -> Support:
+        if stack.evict is None or len(stack.layers()) > 1:
+            return Support(False, "a server has one setting, the strategy's: a control is an eviction and nothing else")
+        return super().controls(stack)
+
+    def starts(self, start: Start, stack: Stack) -> Support:
+        if start in ("reloaded", "restarted"):
+            return Support(False, "no request makes a server lose what its device holds: start=cold or start=warm")
+        return Support(True, "requests before the one that counts bring its caches into that state")
+
+    def load_key(self, stack: Stack) -> str:
+        """Stacks claim different things of a server, so each is checked by itself."""
+        return "baseline" if stack.name == CONTROL or not stack.layers() else digest(stack.spec())
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name, "version": self.version, "api": self.api, "concurrency": self.concurrency}
+
+    def spec_for(self, stack: Stack) -> dict[str, Any]:
+        """The server that answers; a control is the baseline's server, asked less."""
+        served = {"server": self.servers[self._field(stack)].facts()}
+        if stack.name == CONTROL:
+            return {**served, "control": "thinned"}
+        return {**served, "claimed": self.claimed} if stack.layers() else served
+
+    @contextmanager
+    def open(self, model: Mapping[str, Any], stack: Stack) -> Iterator[Any]:
+        facts = self.describe(model)
+        from harness.engines.endpoint import proof
+        from harness.engines.endpoint.session import EndpointSession
+
+        field = self._field(stack)
+        server, url = self.servers[field], self.urls[field]
+        checked = Stack("full") if stack.name == CONTROL else stack
+        if problems := proof.problems(checked, server, facts.shape.layers):
+            raise BadInput(*(f"engine.{field}: the server at {url} was started with {why}" for why in problems))
+        with closing(self._client(field)) as client:
+            yield EndpointSession(facts, client, server, self.api, self.claimed, self.concurrency)
+
+
+def _plain(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.username or parts.query)

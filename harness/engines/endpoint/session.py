@@ -1,0 +1,225 @@
+"""One server, asked: many requests at once where they do not disturb each other, and answers as they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+from harness.engines import serving, thinned
+from harness.engines.base import CONTROL, Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start
+from harness.engines.endpoint import metrics, prompts, proof
+from harness.engines.endpoint.client import Client, Completion, Failed
+from harness.engines.endpoint.prompts import PROBE, Prompt
+from harness.engines.endpoint.server import Server
+from harness.engines.hf.tokenizer import PromptTokenizer
+from harness.engines.vllm.counters import Counters
+from harness.types import BadInput, Evidence, Memory, Response, Sample, digest
+from strategies.stack import Stack
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One row of one sample, ready to be sent."""
+
+    row: Row
+    sample: Sample
+    prompt: Prompt
+    whole: int  # tokens of the prompt, before the control thinned it
+    prompt_hash: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Reply:
+    completion: Completion | None
+    error: str = ""
+    counted: Counters | None = None  # by the server meanwhile, where nothing else was asked
+    seconds: float = 0.0
+
+
+class EndpointSession(Session):
+    """A server that serves one setting.
+
+    Args:
+        api: ``completions`` or ``chat``.
+        claimed: Whether the user's word stands for what nothing shows.
+        together: Requests in flight.
+    """
+
+    def __init__(
+        self, facts: ModelFacts, client: Client, server: Server, api: str, claimed: bool, together: int
+    ) -> None:
+        assert isinstance(facts.tokenizer, PromptTokenizer)
+        self.about, self.client, self.server, self.claimed = facts, client, server, claimed
+        self.tokenizer = facts.tokenizer
+        self.together = together
+        self._salt = uuid4().hex  # keeps apart what a server's cache holds from other runs
+        self._kinds = 0  # of samples, so far
+        self.way, self.fingerprint = self._probed(("chat",) if api == "chat" else ("ids", "text"))
+
+    def _probed(self, ways: Sequence[str]) -> tuple[str, str | None]:
+        """The first way of asking that the server takes, if it reads as many tokens as we do. Raises BadInput."""
+        errors = []
+        for way in ways:
+            prompt = prompts.MADE[way](self.tokenizer, PROBE, None)
+            body = {"model": self.server.model, "temperature": 0.0, "max_tokens": 1, **prompt.fields}
+            try:
+                said = self.client.complete(prompts.PATHS[way], body)
+            except Failed as error:
+                errors.append(f"{way}: {error}")
+                continue
+            if said.prompt_tokens != prompt.tokens:
+                raise BadInput(
+                    f"model: the server at {self.client.root} reads {said.prompt_tokens} tokens in a prompt that has "
+                    f"{prompt.tokens} by the tokenizer of {self.about.display}; both must be of the same checkpoint"
+                )
+            return way, said.fingerprint
+        raise BadInput(f"engine: the server at {self.client.root} takes no prompt: {'; '.join(errors)}")
+
+    def facts(self) -> Mapping[str, Any]:
+        return {**self.server.facts(), "prompts": self.way, "fingerprint": self.fingerprint}
+
+    def forget(self) -> None:
+        self._kinds += 1
+
+    def run(
+        self,
+        asks: Sequence[Ask],
+        *,
+        compress: Compress,
+        prefill: Prefill = "chunked",
+        start: Start = "cold",
+        seed: int,
+    ) -> Iterator[Answer]:
+        offloads = any(row.stack.offload for ask in asks for rows in ask.batches for row in rows)
+        together = start == "cold" and not offloads  # else one would disturb what another is to show
+        if together:
+            yield from self._at_once([self._request(row, ask.sample, seed) for ask in asks for row in ask.batches[0]])
+        for ask in asks:
+            for row in (row for rows in ask.batches[together:] for row in rows):
+                request = self._request(row, ask.sample, seed)
+                yield self._answer(request, self._reply(request, primed=start == "warm", alone=True))
+
+    def _at_once(self, requests: Iterable[_Request]) -> Iterator[Answer]:
+        pool = ThreadPoolExecutor(self.together)
+        try:
+            waiting = {pool.submit(self._reply, request): request for request in requests}
+            for reply in as_completed(waiting):
+                yield self._answer(waiting[reply], reply.result())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # whoever stops listening waits for nobody
+
+    def _request(self, row: Row, sample: Sample, seed: int) -> _Request:
+        if self.way == "chat" and not self.server.is_vllm:
+            prompts.needs_vllm(sample)
+        tokens = self.tokenizer.prompt(sample)
+        whole = len(tokens.context) + len(tokens.rest)
+        budget = None
+        if row.stack.name == CONTROL and row.stack.evict:
+            budget = prompts.budget(sample, row.stack.evict.budget(whole), seed)
+        prompt = prompts.MADE[self.way](self.tokenizer, sample, budget)
+        return _Request(row, sample, prompt, whole, tokens.hash, self._body(row.stack, sample, prompt, seed))
+
+    def _body(self, stack: Stack, sample: Sample, prompt: Prompt, seed: int) -> dict[str, Any]:
+        plain = {
+            "model": self.server.model,
+            "max_tokens": sample.max_new_tokens,
+            "temperature": 0.0,
+            "seed": seed,
+            **({"stop": list(sample.stop)} if sample.stop else {}),
+            **prompt.fields,
+        }
+        if not self.server.is_vllm:
+            return plain
+        shared = stack.prefix or stack.offload  # then what came before is there to be reused
+        return {
+            **plain,
+            "repetition_penalty": 1.0,  # not the checkpoint's own choice
+            "stop_token_ids": sorted(self.tokenizer.stop_ids),
+            "ignore_eos": True,  # the stop tokens above are all there are, and the same on every engine
+            "return_token_ids": True,
+            "cache_salt": f"{self._salt}-{self._kinds}" if shared else uuid4().hex,
+        }
+
+    def _reply(self, request: _Request, *, primed: bool = False, alone: bool = False) -> _Reply:
+        """Send a request. Runs in a thread of its own, so it touches nothing but the client."""
+        path, began = prompts.PATHS[self.way], time.perf_counter()
+        counts = alone and request.row.stack.offload is not None
+        try:
+            if primed:
+                self.client.complete(path, {**request.body, "max_tokens": 1})
+            before = self._counters() if counts else None
+            said = self.client.complete(path, dict(request.body))
+            after = self._counters() if counts else None
+        except Failed as error:
+            return _Reply(None, str(error), seconds=time.perf_counter() - began)
+        counted = after - before if before and after else None
+        return _Reply(said, counted=counted, seconds=time.perf_counter() - began)
+
+    def _counters(self) -> Counters | None:
+        with suppress(Failed):
+            return metrics.counters(self.client.get("/metrics"))
+        return None
+
+    def _answer(self, request: _Request, reply: _Reply) -> Answer:
+        said = reply.completion
+        common = {"cell": request.row.cell, "sample_id": request.sample.id, "seconds": reply.seconds}
+        if said is None:
+            return Answer(
+                **common,
+                prompt_hash=request.prompt_hash,
+                response=None,
+                error=reply.error,
+                fault="infrastructure",
+            )
+        as_counted = said.prompt_tokens == request.prompt.tokens
+        return Answer(
+            **common,
+            prompt_hash=request.prompt_hash if as_counted else digest([request.prompt_hash, said.prompt_tokens]),
+            response=self._response(request.sample, said),
+            evidence=self._evidence(request, said, reply.counted),
+            memory=self._memory(request, said),
+        )
+
+    def _response(self, sample: Sample, said: Completion) -> Response:
+        ids = list(said.token_ids) if said.token_ids is not None else self.tokenizer.encode(said.text)
+        if ids and ids[-1] in self.tokenizer.stop_ids:
+            ids.pop()
+        ends = [at for at in map(said.text.find, sample.stop) if at >= 0]
+        return Response(said.text[: min(ends, default=None)], tuple(ids), "stop" if ends else said.finish)
+
+    def _evidence(self, request: _Request, said: Completion, counted: Counters | None) -> tuple[Evidence, ...]:
+        stack, held = request.row.stack, self._held(request.row.stack)
+        facts = {
+            "stored_bytes": float(held.formula_bytes(said.prompt_tokens, self.about.shape)),
+            "exact_bytes": float(Stack("full").formula_bytes(said.prompt_tokens, self.about.shape)),
+            "prompt_tokens": float(said.prompt_tokens),
+            **({} if said.cached_tokens is None else {"hit_tokens": float(said.cached_tokens)}),
+        }
+        if stack.name == CONTROL:
+            return thinned.evidence(stack, said.prompt_tokens, request.whole, facts)
+        seen = proof.Seen(said.prompt_tokens, said.cached_tokens, counted)
+        return proof.evidence(stack, self.server, seen, self.claimed, facts)
+
+    def _memory(self, request: _Request, said: Completion) -> Memory:
+        """By formula: how many bytes another machine holds cannot be measured from here."""
+        held, shape, given = self._held(request.row.stack), self.about.shape, said.prompt_tokens
+        return serving.memory(
+            held,
+            shape,
+            request.whole,
+            given,
+            stored=held.formula_bytes(given, shape),
+            stored_end=held.formula_bytes(given + said.answer_tokens, shape),
+            peak_bytes=0,
+        )
+
+    def _held(self, stack: Stack) -> Stack:
+        """The layers that decide how many bytes a token takes. The control's eviction took its tokens before they were sent."""
+        evict = None if stack.name == CONTROL else stack.evict
+        return replace(stack, evict=evict, paging=None, prefix=None, offload=None)
