@@ -375,8 +375,10 @@ def _refused(asked: str, engine: Engine, whom: str, answer: Support) -> list[str
 
 
 def _modes(engine: Engine, stacks: Iterable[Stack], facts: ModelFacts, jobs: Sequence[Job]) -> list[str]:
-    """Modes that the engine cannot serve for these strategies and this model."""
+    """Strategies and modes that the engine cannot serve for this model."""
     found = []
+    for stack in stacks:
+        found += _refused("strategy", engine, stack.name, engine.serves(stack, facts.shape))
     for compress in dict.fromkeys(job.config["compress"] for job in jobs):
         answer = engine.compresses(compress, facts.shape)
         found += _refused(f"compress={compress}", engine, facts.display, answer)

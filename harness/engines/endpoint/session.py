@@ -167,16 +167,13 @@ class EndpointSession(Session):
         return None
 
     def _answer(self, request: _Request, reply: _Reply) -> Answer:
-        said = reply.completion
+        said, error = reply.completion, reply.error
+        if said and said.fingerprint != self.fingerprint:
+            error = f"another server, or another setting, answered: its system_fingerprint is {said.fingerprint}, "
+            error += f"and was {self.fingerprint}"
         common = {"cell": request.row.cell, "sample_id": request.sample.id, "seconds": reply.seconds}
-        if said is None:
-            return Answer(
-                **common,
-                prompt_hash=request.prompt_hash,
-                response=None,
-                error=reply.error,
-                fault="infrastructure",
-            )
+        if said is None or error:
+            return Answer(**common, prompt_hash=request.prompt_hash, response=None, error=error, fault="infrastructure")
         as_counted = said.prompt_tokens == request.prompt.tokens
         return Answer(
             **common,
