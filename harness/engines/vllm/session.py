@@ -19,21 +19,29 @@ from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.engines.vllm.counters import Counters
 from harness.engines.vllm.loading import load
 from harness.engines.vllm.prefiller import Prefiller
-from harness.types import Evidence, Memory, Response, Sample, digest
+from harness.types import Evidence, Memory, Response, Sample, Thinking, digest
 from strategies.base import Moved
 from strategies.stack import Stack
 
 
-
 @dataclass
 class _Request:
-    """One row of one sample, on its way."""
+    """One row of one sample, on its way: it thinks if it may, and then answers."""
 
     row: Row
     sample: Sample
     tokens: PromptTokens
     fed: list[int]
+    chance: int  # the seed of every draw
+    thought: list[int] | None = None  # what it has thought; None while it does
+    cut: bool = False  # its thinking used its budget up
+    hits: int = 0  # prompt tokens that were not computed
     began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """How it thinks, as long as it does."""
+        return self.sample.think if self.thought is None else None
 
 
 class VLLMSession(Session):
@@ -116,20 +124,38 @@ class VLLMSession(Session):
         fed = tokens.context + tokens.rest
         if row.stack.evict:
             fed = thinned.thinned(fed, row.stack.evict.budget(len(fed)), digest([seed, sample.id]))
-        return _Request(row, sample, tokens, fed)
+        return _Request(row, sample, tokens, fed, int(digest([seed, sample.id]), 16) % 2**31)
 
     def _answered(self, requests: Sequence[_Request], start: Start) -> Iterator[Answer]:
-        """Send the requests all at once, and answer them as they finish."""
+        """Send the requests all at once, and answer them as they finish. One that has thought is sent on to answer."""
         waiting: dict[str, _Request] = {}
         for request in requests:
             self._prime(request, start)
-            waiting[self._send(request.fed, self._parameters(request.sample))] = request
+            waiting[self._send(request.fed, self._parameters(request))] = request
         before = Counters.of(self.engine)
         while waiting:
             for output in self.engine.step():
-                if output.finished and output.request_id in waiting:
-                    request = waiting.pop(output.request_id)
+                if not output.finished or output.request_id not in waiting:
+                    continue
+                request = waiting.pop(output.request_id)
+                if request.thinking:
+                    told = self._thought(request, output)
+                    waiting[self._send(request.fed + told, self._parameters(request))] = request
+                else:
                     yield self._answer(request, output, Counters.of(self.engine) - before)
+
+    def _thought(self, request: _Request, output: Any) -> list[int]:
+        """Note what was thought; returns what follows the prompt: the thinking, what ends it and what begins the answer."""
+        think = request.sample.think
+        assert think is not None
+        request.thought = self._said(output.outputs[0])
+        request.cut = output.outputs[0].finish_reason == "length"
+        request.hits = int(output.num_cached_tokens or 0)
+        closing = self.tokenizer.closing(request.sample)
+        text = self.tokenizer.verbatim(request.thought)
+        if think.mark in text:  # it has ended its thinking itself
+            closing = self.tokenizer.encode(think.close.partition(think.mark)[2] + request.sample.answer_prefix)
+        return request.thought + closing
 
     def _prime(self, request: _Request, start: Start) -> None:
         """Bring the prompt's tokens to where the request is to find them: on the device, or only in the tier."""
@@ -148,40 +174,50 @@ class VLLMSession(Session):
         self.engine.add_request(name, {"prompt_token_ids": tokens}, parameters)
         return name
 
-    def _parameters(self, sample: Sample) -> SamplingParams:
+    def _parameters(self, request: _Request) -> SamplingParams:
+        sample, think = request.sample, request.thinking
         return SamplingParams(
-            temperature=0.0,
-            max_tokens=sample.max_new_tokens,
-            stop=list(sample.stop),
+            temperature=sample.temperature,
+            seed=request.chance if sample.temperature else None,
+            max_tokens=think.tokens if think else sample.max_new_tokens,
+            stop=[think.mark] if think else list(sample.stop),
+            include_stop_str_in_output=bool(think),
+            skip_special_tokens=not think,  # the mark may be one
             stop_token_ids=sorted(self.tokenizer.stop_ids),
             ignore_eos=True,  # the stop tokens above are all there are, and the same on every engine
         )
 
     def _answer(self, request: _Request, output: Any, counted: Counters) -> Answer:
         answer = output.outputs[0]
-        response = self._response(request.sample, answer)
-        hits = int(output.num_cached_tokens or 0)
+        response = self._response(request, answer)
+        hits = request.hits if request.sample.think else int(output.num_cached_tokens or 0)
+        answered = len(request.thought or ()) + len(answer.token_ids)
         return Answer(
             cell=request.row.cell,
             sample_id=request.sample.id,
             prompt_hash=request.tokens.hash,
             response=response,
-            evidence=self._evidence(request, hits, len(answer.token_ids), counted),
-            memory=self._memory(request, len(answer.token_ids)),
+            evidence=self._evidence(request, hits, answered, counted),
+            memory=self._memory(request, answered),
             error="" if response else f"vLLM ended the request with {answer.finish_reason}",
             fault=None if response else "infrastructure",
             seconds=time.perf_counter() - request.began,
         )
 
-    def _response(self, sample: Sample, answer: Any) -> Response | None:
+    def _response(self, request: _Request, answer: Any) -> Response | None:
         if answer.finish_reason not in ("stop", "length"):
             return None
-        ids = list(answer.token_ids)
-        if ids and ids[-1] in self.tokenizer.stop_ids:
-            ids.pop()
+        ids = self._said(answer)
         text = self.tokenizer.decode(ids)
-        ends = [at for at in map(text.find, sample.stop) if at >= 0]
-        return Response(text[: min(ends, default=None)], tuple(ids), "stop" if ends else answer.finish_reason)
+        ends = [at for at in map(text.find, request.sample.stop) if at >= 0]
+        finish = "stop" if ends else answer.finish_reason
+        thought = len(request.thought or ())
+        return Response(text[: min(ends, default=None)], tuple(ids), finish, None, thought, request.cut)
+
+    def _said(self, answer: Any) -> list[int]:
+        """The tokens of an answer, without the one that ended it."""
+        ids = list(answer.token_ids)
+        return ids[:-1] if ids and ids[-1] in self.tokenizer.stop_ids else ids
 
     def _evidence(self, request: _Request, hits: int, answered: int, counted: Counters) -> tuple[Evidence, ...]:
         stack, tokens, shape = request.row.stack, len(request.fed), self.about.shape
