@@ -24,7 +24,7 @@ import yaml
 from statsmodels.stats.proportion import proportion_confint
 
 from benchmarks.runs import MODEL, markdown, percent, record
-from harness.engines.base import ModelFacts, Row, Session
+from harness.engines.base import Ask, ModelFacts, Row, Session
 from harness.engines.hf.engine import HFEngine
 from harness.make import make
 from harness.stats import cluster_means
@@ -36,7 +36,10 @@ from strategies.stack import Stack
 from tasks.base import Task
 
 CONF = Path(__file__).resolve().parents[1] / "conf" / "task"
-GIVEN = {"fidelity", "hub", "human_eval", "jsonl", "lm_eval"}  # no score, data of your own, or programs that are run
+GIVEN = {  # no score, other tasks again, a generator or data of your own choice, or programs that are run
+    *("fidelity", "fidelity_answers", "fidelity_code", "ruler"),
+    *("reasoning_gym", "hub", "human_eval", "jsonl", "lm_eval"),
+}
 TASKS = sorted({path.stem for path in CONF.glob("*.yaml")} - GIVEN)
 LENGTHS = (512, 1024, 2048, 4096)
 SEED = 0
@@ -77,7 +80,7 @@ def answered(
     row = Row(cell.address, Stack("full"))
     for sample in samples:
         if sample.id not in before or not before[sample.id].final:
-            answers = session.run(sample, [[row]], compress="prompt", seed=SEED)
+            answers = session.run([Ask(sample, [[row]])], compress="prompt", seed=SEED)
             cell.append([judged(task, sample, answer) for answer in answers])
     records, _ = cell.read(wanted)
     return [records[sample.id] for sample in samples]
@@ -140,7 +143,7 @@ def main() -> None:
         parser.error("\n".join(problems))
     facts = engine.describe(MODEL)
     tasks: dict[str, dict[str, Any]] = {name: {} for name in options.tasks}
-    with engine.open(MODEL) as session:
+    with engine.open(MODEL, Stack("full")) as session:
         for length in options.lengths:
             for name, by_length in tasks.items():
                 cell = measured(load(name, length), options.n, engine, facts, session, store)

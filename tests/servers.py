@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         with fake._lock:
             number = len(fake.bodies)
             fake.bodies.append(body)
-            fake.headers.append(dict(self.headers))
+            fake.headers.append({name.lower(): value for name, value in self.headers.items()})
         try:
             fault = fake.fault(number, body)
         except Hang:

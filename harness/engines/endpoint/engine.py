@@ -64,8 +64,8 @@ class EndpointEngine(ServingEngine):
     def __post_init__(self) -> None:
         problems = []
         for field in ("baseline", "candidate"):
-            if (url := getattr(self, field)) is not None and not _plain(url):
-                problems.append(f"engine.{field} must be http(s)://host[:port][/path] and hold no secret, got {url}")
+            if (url := getattr(self, field)) is not None and (wrong := _wrong(url)):
+                problems.append(f"engine.{field} must be http(s)://host[:port][/path], got {wrong}")
         if self.api not in APIS:
             problems.append(f"engine.api must be one of {', '.join(APIS)}, got {self.api!r}")
         if self.concurrency < 1:
@@ -125,10 +125,10 @@ class EndpointEngine(ServingEngine):
     def describe(self, model: Mapping[str, Any]) -> ModelFacts:
         """``model.dtype=auto`` is the dtype that it is deployed in: a server does not tell its own."""
         servers = self.servers
-        dtype = model.get("dtype", "auto")
-        dtype = model.get("deploy_dtype", "bfloat16") if dtype == "auto" else dtype
+        field = "deploy_dtype" if model.get("dtype", "auto") == "auto" else "dtype"
+        dtype = model.get(field, "bfloat16")
         if dtype not in checkpoint.DTYPES:
-            raise BadInput(f"model.dtype must be auto, {', '.join(checkpoint.DTYPES)}, got {dtype!r}")
+            raise BadInput(f"model.{field} must be one of {', '.join(checkpoint.DTYPES)}, got {dtype!r}")
         facts = checkpoint.describe(model, checkpoint.DTYPES[dtype])
         room = min([facts.max_tokens, *(one.max_tokens for one in servers.values() if one.max_tokens)])
         if not (exact := self.serves(Stack("full"), facts.shape)).yes:
@@ -187,6 +187,11 @@ class EndpointEngine(ServingEngine):
             yield EndpointSession(facts, client, self.servers[field], self.api, self.claimed, self.concurrency)
 
 
-def _plain(url: str) -> bool:
+def _wrong(url: str) -> str:
+    """What of ``url`` is not as it must be, without the secrets it may hold; nothing if all is well."""
     parts = urlsplit(url)
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.username or parts.query)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return url.rpartition("@")[2]
+    if parts.username or parts.query:
+        return "one with a user or a query, where secrets would be stored: engine.key_env names the key"
+    return ""
