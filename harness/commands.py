@@ -19,7 +19,7 @@ from harness.types import BadInput, Gate, strangers
 
 def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
     """Plan, execute what is missing, judge, report. Returns the exit code."""
-    from harness import difficulty
+    from harness import difficulty, kernels
     from harness.dry_run import describe
     from harness.plan import plan
     from harness.sweep import local
@@ -42,6 +42,10 @@ def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
     manifest = manifests.make_manifest(planned, command, notes=list(map(str, settings)))
     manifests.save(manifest, folder)
     local.execute(planned)
+    if controlled := kernels.with_controls(planned):
+        manifest["groups"] = manifests.make_manifest(controlled, command)["groups"]
+        manifests.save(manifest, folder)
+        local.execute(controlled)
     verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare, rescore=False)
     print(reports.text_table(verdict))
     print(f"report: {folder / 'report.html'}")

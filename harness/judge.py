@@ -68,9 +68,17 @@ class GroupRecords:
         """The baseline against what must hurt."""
         return self._reference("control")
 
+    def kernel(self, cell: CellRecords) -> tuple[Pair, ...]:
+        """The baseline against itself on the kernels that ``cell`` was computed with, if it was run so."""
+        mine = (one for one in self.cells if one.planned["role"] == "kernel")
+        same = next((one for one in mine if one.loaded.get("attention") == cell.loaded.get("attention")), None)
+        return self._against(same)
+
     def _reference(self, role: str) -> tuple[Pair, ...]:
+        return self._against(self.role(role))
+
+    def _against(self, other: CellRecords | None) -> tuple[Pair, ...]:
         """Pairs whose two sides saw the same prompt; others say nothing about noise or harm."""
-        other = self.role(role)
         return tuple(pair for pair in _pairs(self, other) if pair.prompts_agree) if other else ()
 
 
@@ -240,6 +248,7 @@ def _cell_input(group: GroupRecords, cell: CellRecords, look: int) -> CellInput:
         graded=group.planned["graded"],
         fidelity=group.task.fidelity,
         fidelity_measures=_fidelity(cell),
+        kernel=group.kernel(cell),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ STARTS = {  # and the slot that it matters to
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One cell of a group: ``role`` is baseline, candidate, noise (the baseline decoded apart) or control."""
+    """One cell of a group: ``role`` is baseline, candidate, noise (the baseline decoded apart), control, or kernel (the
+    baseline computed by a candidate's attention kernels)."""
 
     address: str
     role: str
@@ -44,6 +45,7 @@ class PlannedCell:
     stack: Stack
     config: Mapping[str, Any]
     ask: Mapping[str, Any]
+    engine: Mapping[str, Any] = field(default_factory=dict)  # options of the engine that this cell alone has
 
 
 @dataclass(frozen=True)
@@ -103,27 +105,35 @@ class Plan:
     def units(self) -> list[dict[str, Any]]:
         """The work, as plain data that can be sent to another process or machine; one unit for each engine load."""
         loads: dict[str, list[dict[str, Any]]] = {}
+        options: dict[str, Mapping[str, Any]] = {}
         for group in self.groups:
-            for key in dict.fromkeys(self.engine.load_key(cell.stack) for cell in group.cells):
-                loads.setdefault(key, []).append(self._unit_group(group, key))
+            cells: dict[str, list[PlannedCell]] = {}
+            for cell in group.cells:
+                cells.setdefault(self._load(cell), []).append(cell)
+            for load, mine in cells.items():
+                loads.setdefault(load, []).append(self._unit_group(group, mine))
+                options[load] = mine[0].engine
         return [
             {
                 "model": self.model_config,
-                "engine": self.engine_config,
+                "engine": {**self.engine_config, **options[load]},
                 "calibration": self.calibration,
                 "results_dir": str(self.store.root),
                 "groups": groups,
             }
-            for groups in loads.values()
+            for load, groups in loads.items()
         ]
 
-    def _unit_group(self, group: Group, key: str) -> dict[str, Any]:
+    def _load(self, cell: PlannedCell) -> str:
+        """Cells with the same can share a loaded model."""
+        return canonical([self.engine.load_key(cell.stack), dict(cell.engine)])
+
+    def _unit_group(self, group: Group, mine: Sequence[PlannedCell]) -> dict[str, Any]:
+        """The cells of one load. The baseline, where it is among them, leads."""
+
         def row(cell: PlannedCell) -> dict[str, Any]:
             return {"cell": cell.address, "strategy": cell.strategy, "role": cell.role, "stack": cell.config}
 
-        mine = [
-            c for c in group.cells if self.engine.load_key(c.stack) == key
-        ]  # the baseline, where it is there, leads
         joint = list({cell.address: row(cell) for cell in mine if cell.role != "noise"}.values())
         alone = [[row(cell)] for cell in mine if cell.role == "noise"]
         return {

@@ -42,6 +42,9 @@ class CellInput:
     graded: bool  # scores other than 0 and 1 occur
     fidelity: bool  # teacher-forced: measured, never judged
     fidelity_measures: Mapping[str, float]
+    kernel: tuple[
+        Pair, ...
+    ] = ()  # the baseline with itself on the candidate's attention kernels, where these are others
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class CellVerdict:
     flip_rate: float | None
     noise_flip_rate: float | None
     control_delta: float | None
+    kernel_delta: float | None
     n_needed: int | None  # for the joint power if there is no true change
     n_needed_observed: int | None  # the same if the true change is the one observed; None: hopeless
     min_margin: float | None  # smallest margin that this n decides if there is no true change
@@ -345,6 +349,7 @@ def _describe(
         flip_rate=test.flip_rate,
         noise_flip_rate=reference_test(cell, cell.noise).flip_rate,
         control_delta=reference_test(cell, cell.control).delta,
+        kernel_delta=reference_test(cell, cell.kernel).delta,
         n_needed=None,
         n_needed_observed=None,
         min_margin=None,
@@ -561,6 +566,10 @@ def _remarks(cell: CellInput, facts: CellVerdict) -> tuple[str, ...]:
     remarks = []
     if facts.noise_flip_rate is None:
         remarks.append("The baseline was not run against itself, so the noise floor is unknown.")
+    if facts.kernel_delta is not None:
+        remarks.append(
+            f"The engine computes attention otherwise here; the full cache does so at {points(facts.kernel_delta)}."
+        )
     if facts.lost_pairs:
         remarks.append(
             f"{facts.lost_pairs} lost pairs are answers that only the candidate did not finish, or that are degenerate."

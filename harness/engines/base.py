@@ -179,6 +179,11 @@ class Engine(ABC):
         """Whether what runs already, if anything does, was set up as ``stack`` is. Asked after ``describe`` found the model."""
         return Support(True, "each strategy is set up when it is opened")
 
+    def on_kernels(self, attention: str) -> dict[str, Any]:
+        """Options of this engine that make it compute attention with the kernels that ``Session.facts`` calls so; none if it has
+        no choice. Pure."""
+        return {}
+
     @abstractmethod
     def load_key(self, stack: Stack) -> str:
         """Stacks with one key can share a loaded model. Pure."""

@@ -15,7 +15,17 @@ from harness.report.outlook import Outlook, fraction
 CELL_FIELDS = (
     *("strategy", "task", "mode", "decision", "gating", "n", "clusters", "baseline", "score", "delta", "ci_low"),
     *("ci_high", "margin", "alpha", "p_value", "test", "gained", "lost", "lost_pairs", "flip_rate", "noise_flip_rate"),
-    *("control_delta", "n_needed", "n_needed_observed", "min_margin", "look", "looks", "left_out", "not_acted"),
+    *(
+        "control_delta",
+        "kernel_delta",
+        "n_needed",
+        "n_needed_observed",
+        "min_margin",
+        "look",
+        "looks",
+        "left_out",
+        "not_acted",
+    ),
     *("truncated", "failed", "failed_baseline", "degenerate_baseline", "degenerate", "at_limit_baseline", "at_limit"),
     *("output_tokens_baseline", "output_tokens", "thinking_cut_baseline", "thinking_cut", "family", "address"),
 )

@@ -116,6 +116,9 @@ class VLLMEngine(ServingEngine):
             return Support(False, "nothing is left in a tier that ends with its process: strategy.offload.persist=true")
         return Support(True, "requests before the one that counts bring its caches into that state")
 
+    def on_kernels(self, attention: str) -> dict[str, Any]:
+        return {"attention_backend": attention} if self.found.platform == "cuda" else {}  # elsewhere it has one
+
     def load_key(self, stack: Stack) -> str:
         return digest({layer.slot: layer.spec() for layer in stack.layers() if layer.slot != "evict"})
 
