@@ -296,6 +296,17 @@ def test_a_server_that_reads_other_tokens_is_refused_with_both_numbers(
         ask(server, tiny, [FULL], api=api)
 
 
+def test_another_tokenizer_is_noticed_where_token_ids_are_taken(serve: Callable[..., FakeServer], tiny: Path) -> None:
+    server = serve()
+
+    def reads(number: int, body: dict[str, Any]) -> None:
+        server.extra_tokens = 3 if isinstance(body["prompt"], str) else 0
+
+    server.fault = reads
+    with pytest.raises(BadInput, match="both must be of the same checkpoint"):
+        ask(server, tiny, [FULL])
+
+
 def test_a_prompt_that_is_read_otherwise_pairs_with_none(serve: Callable[..., FakeServer], tiny: Path) -> None:
     server = serve()
 
@@ -587,7 +598,9 @@ def test_states_of_samples_and_a_second_run_that_asks_only_for_what_failed(
 ) -> None:
     """A prompt in five fails for good, until it does not."""
     server = serve(config=CONFIG)
-    server.fault = lambda number, body: 400 if body["max_tokens"] > 1 and sum(body["prompt"]) % 5 == 0 else None
+    server.fault = lambda number, body: (
+        400 if body["max_tokens"] > 1 and sum(map(ord, str(body["prompt"]))) % 5 == 0 else None
+    )
     assert run(kvgate, server, "strategy=prefix_reuse", "start=warm", n=12).code in (0, 2)
     first = records(kvgate)
     failed = [record for record in first if record.state is State.FAILED]
@@ -629,7 +642,9 @@ def test_no_result_holds_the_key(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     server = serve(config=CONFIG)
-    server.fault = lambda number, body: 400 if body["max_tokens"] > 1 and sum(body["prompt"]) % 5 == 0 else None
+    server.fault = lambda number, body: (
+        400 if body["max_tokens"] > 1 and sum(map(ord, str(body["prompt"]))) % 5 == 0 else None
+    )
     said = run(kvgate, server, "strategy=prefix_reuse", "start=warm")
     assert "very-secret" not in said.out + said.err
     for file in kvgate.results.rglob("*"):

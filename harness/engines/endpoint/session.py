@@ -60,26 +60,30 @@ class EndpointSession(Session):
         self.together = together
         self._salt = uuid4().hex  # keeps apart what a server's cache holds from other runs
         self._kinds = 0  # of samples, so far
-        self.way, self.fingerprint = self._probed(("chat",) if api == "chat" else ("ids", "text"))
+        self.way, self.fingerprint = self._probed(api)
 
-    def _probed(self, ways: Sequence[str]) -> tuple[str, str | None]:
-        """The first way of asking that the server takes, if it reads as many tokens as we do. Raises BadInput."""
-        errors = []
-        for way in ways:
-            prompt = prompts.MADE[way](self.tokenizer, PROBE, None)
-            body = {"model": self.server.model, "temperature": 0.0, "max_tokens": 1, **prompt.fields}
-            try:
-                said = self.client.complete(prompts.PATHS[way], body)
-            except Failed as error:
-                errors.append(f"{way}: {error}")
-                continue
-            if said.prompt_tokens != prompt.tokens:
-                raise BadInput(
-                    f"model: the server at {self.client.root} reads {said.prompt_tokens} tokens in a prompt that has "
-                    f"{prompt.tokens} by the tokenizer of {self.about.display}; both must be of the same checkpoint"
-                )
-            return way, said.fingerprint
-        raise BadInput(f"engine: the server at {self.client.root} takes no prompt: {'; '.join(errors)}")
+    def _probed(self, api: str) -> tuple[str, str | None]:
+        """How to ask, once it is shown that the server reads as many tokens in a text as we do. Raises BadInput."""
+        way = "chat" if api == "chat" else "text"
+        try:
+            tokens, said = self._probe(way)
+        except Failed as error:
+            raise BadInput(f"engine: the server at {self.client.root} takes no prompt: {error}") from error
+        if said.prompt_tokens != tokens:
+            raise BadInput(
+                f"model: the server at {self.client.root} reads {said.prompt_tokens} tokens in a prompt that has "
+                f"{tokens} by the tokenizer of {self.about.display}; both must be of the same checkpoint"
+            )
+        if way == "text":
+            with suppress(Failed):  # not every server takes token ids
+                self._probe("ids")
+                way = "ids"
+        return way, said.fingerprint
+
+    def _probe(self, way: str) -> tuple[int, Completion]:
+        prompt = prompts.MADE[way](self.tokenizer, PROBE, None)
+        body = {"model": self.server.model, "temperature": 0.0, "max_tokens": 1, **prompt.fields}
+        return prompt.tokens, self.client.complete(prompts.PATHS[way], body)
 
     def facts(self) -> Mapping[str, Any]:
         return {**self.server.facts(), "prompts": self.way, "fingerprint": self.fingerprint}
