@@ -178,7 +178,8 @@ class EndpointSession(Session):
         common = {"cell": request.row.cell, "sample_id": request.sample.id, "seconds": reply.seconds}
         if said is None or error:
             return Answer(**common, prompt_hash=request.prompt_hash, response=None, error=error, fault="infrastructure")
-        as_counted = said.prompt_tokens == request.prompt.tokens
+        thinned_text = request.row.stack.name == CONTROL  # in which tokens that were apart may merge
+        as_counted = thinned_text or said.prompt_tokens == request.prompt.tokens
         return Answer(
             **common,
             prompt_hash=request.prompt_hash if as_counted else digest([request.prompt_hash, said.prompt_tokens]),
