@@ -41,14 +41,17 @@ def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
     write_atomic(folder / "config.yaml", yaml.safe_dump(configs, sort_keys=False, allow_unicode=True))
     manifest = manifests.make_manifest(planned, command, notes=list(map(str, settings)))
     manifests.save(manifest, folder)
-    local.execute(planned)
+    lost = local.execute(planned)
     if controlled := kernels.with_controls(planned):
         manifest["groups"] = manifests.make_manifest(controlled, command)["groups"]
-        manifests.save(manifest, folder)
-        local.execute(controlled)
+        lost += local.execute(controlled)
+    manifest["notes"] += lost
+    manifests.save(manifest, folder)
     verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare, rescore=False)
     print(reports.text_table(verdict))
     print(f"report: {folder / 'report.html'}")
+    if lost:
+        raise BadInput(*lost)
     return strict_exit(verdict) if planned.gate.strict else 0
 
 

@@ -25,8 +25,11 @@ PATIENCE = 6  # deaths without an answer between them after which the unit is gi
 TRIES = 2  # a sample on which the worker dies this often is recorded as failed and passed over
 
 
-def execute(plan: Plan) -> None:
-    """Run every sample that is missing, with a progress bar; finished cells are marked and printed as they come."""
+def execute(plan: Plan) -> list[str]:
+    """Run every sample that is missing, with a progress bar; finished cells are marked and printed as they come.
+
+    Returns why units were given up; the others were run. Raises BadInput if none could be.
+    """
     for group in plan.groups:
         for cell in group.cells:
             plan.store.note_ask(cell.ask)
@@ -36,13 +39,28 @@ def execute(plan: Plan) -> None:
     waiting = sum(len(set().union(*(missing[part["id"]][cell] for cell in cells))) for part, cells in parts)
     total = sum(part["n"] for part, _ in parts)
     with tqdm(total=total, initial=total - waiting, unit="sample", desc=plan.name, dynamic_ncols=True) as bar:
+        given_up: list[list[str]] = []
         for unit in units:
-            _Watch(unit, plan, bar).run()
+            try:
+                _Watch(unit, plan, bar).run()
+            except BadInput as error:
+                given_up.append(_told(unit, error, alone=len(units) == 1))
     for group in plan.groups:
         missing = plan.missing(group)
         for cell in group.cells:
             if not missing[cell.address]:
                 plan.store.cell(cell.address).finish(group.samples_set)
+    problems = [problem for problems in given_up for problem in problems]
+    if given_up and len(given_up) == len(units):
+        raise BadInput(*dict.fromkeys(problems))
+    return problems
+
+
+def _told(unit: Mapping[str, Any], error: BadInput, *, alone: bool) -> list[str]:
+    """The problems of a unit, with the strategies that it is about where there are other units."""
+    rows = [row for part in unit["groups"] for batch in part["batches"] for row in batch]
+    names = ", ".join(dict.fromkeys(row["strategy"] for row in rows))
+    return [problem if alone else f"{names}: {problem}" for problem in error.problems]
 
 
 def _cells(part: Mapping[str, Any]) -> list[str]:
