@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from harness.types import Response, Sample, Score, State
 from tasks import checks, corpus, scorers
-from tasks.base import Knob, Tokenizer
+from tasks.base import Tokenizer
 from tasks.sizing import Draft, SizedTask, insert
 
 PANTRY = """
@@ -127,9 +127,6 @@ class Chain(SizedTask):
     def score(self, sample: Sample, response: Response) -> Score:
         number = scorers.first_number(response.text)
         return Score(State.SCORED, float(number == sample.answers[0]), number)
-
-    def knob(self, tokenizer: Tokenizer) -> Knob:
-        return Knob("numbers", (2, 3, 4, 6, 8, 12, 16))
 
     def sources(self) -> dict[str, str]:
         return corpus.sources("words", "prose")

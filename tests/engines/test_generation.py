@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from harness.engines.base import Answer, Row
+from harness.engines.base import Answer, Ask, Row
 from harness.engines.hf import decode as decoding
 from harness.engines.hf.sampling import Sampler
 from harness.engines.hf.session import HFSession
@@ -145,7 +145,7 @@ def test_who_looks_ahead_sees_what_the_full_cache_will_say(session: HFSession, t
     try:
         few, all_of_it = Delayed(keep=0.5, late=4), Oracle(keep=0.5)
         rows = [Row(one.name, one) for one in (FULL, Stack("few", evict=few), Stack("all", evict=all_of_it))]
-        list(session.run(one, [rows], compress="prompt", seed=5))
+        list(session.run([Ask(one, [rows])], compress="prompt", seed=5))
     finally:
         del session._decode  # type: ignore[method-assign]
     ahead, whole, real = seen
@@ -271,7 +271,7 @@ def test_layers_that_lose_nothing_lose_no_thought(session: HFSession) -> None:
     stacks = [FULL, Stack("reuse", prefix=Reuse(block=16)), Stack("host", offload=Host())]
     for start in ("cold", "warm"):
         rows = [Row(stack.name, stack) for stack in stacks]
-        answers = list(session.run(one, [rows], compress="prompt", start=start, seed=0))  # type: ignore[arg-type]
+        answers = list(session.run([Ask(one, [rows])], compress="prompt", start=start, seed=0))  # type: ignore[arg-type]
         assert len({(response(a).thinking_tokens, response(a).token_ids) for a in answers}) == 1
 
 

@@ -164,11 +164,14 @@ def test_a_disk_tier_survives_a_restart_and_damage_is_caught(results: Path, tmp_
 
 
 def test_disaggregated_prefill_is_equal_unless_prompts_are_cut_into_chunks(results: Path, tmp_path: Path) -> None:
-    """The example connector stores all blocks of a prompt at its first chunk, when those of later chunks are not computed yet."""
+    """The example connector stores the blocks that the first chunk has begun, whole: what later chunks fill is not there yet.
+
+    Here a chunk of 257 tokens begins the third block of 128, the last that is whole in a prompt of 384 to 511 tokens.
+    """
     hand = ("strategy/offload=handoff", f"strategy.offload.path={tmp_path}")
     whole = kvgate(results, "whole", *hand)
     assert whole.texts("handoff") == whole.texts("full", "baseline")
-    cut = kvgate(results, "cut", *hand, "strategy.offload.batched_tokens=256", "strategy.name=cut")
+    cut = kvgate(results, "cut", *hand, "strategy.offload.batched_tokens=257", "strategy.name=cut")
     facts = cut.facts("cut")
     assert facts["hit_tokens"] == whole.facts("handoff")["hit_tokens"] == 384  # no counter tells
     assert cut.decision("cut") == "NO-GO", cut.reasons("cut")

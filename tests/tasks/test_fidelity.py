@@ -12,7 +12,7 @@ from tasks import corpus
 from tasks.base import Task
 from tasks.fidelity import FidelityOfAnswers
 from tests.tasks.task_doubles import NAMES, Pieces, load, short
-from tests.test_conf import composed
+from tests.test_conf import job
 
 
 def test_samples_follow_and_the_agreement_is_the_score() -> None:
@@ -75,9 +75,9 @@ def test_a_change_of_the_task_within_is_a_change(monkeypatch: pytest.MonkeyPatch
 
 def test_any_task_can_be_named_on_the_command_line() -> None:
     words = ["task=fidelity_answers", "task@task.of=code_lookup", "task.of.lengths=[640]"]
-    made = make(composed("run", *words)["task"], "task")
+    made = make(job(*words).config["task"], "task")
     assert made == FidelityOfAnswers(name="fidelity_answers", of=load("code_lookup", lengths=[640]))
-    assert make(composed("run", "task=fidelity_answers")["task"], "task").of == load("needle_single")
+    assert make(job("task=fidelity_answers").config["task"], "task").of == load("needle_single")
 
 
 def test_what_cannot_be_followed_is_named() -> None:

@@ -71,7 +71,7 @@ def holds(dataset: str) -> None:
         assert (right.state, right.value) == (State.SCORED, 1.0), (sample.answers, right)
         for text in ("", "no idea", "12", "(1, 2", sample.question):
             judged = task.score(sample, said(text))
-            assert judged.value is not None and 0 <= judged.value <= judged.detail["flexible"] <= 1
+            assert judged.value is not None and 0 <= judged.value <= judged.parts["flexible"] <= 1
         assert sample.context.endswith(f"\nAnswer: {gym_answer(task, sample)}")
 
 
@@ -176,8 +176,8 @@ def test_the_first_line_counts_or_as_many_as_the_answer_has() -> None:
         ("", 0.0, 0.0),
     ):
         judged = of("gcd").score(line, said(text))
-        assert judged.value == judged.detail["strict"] == strict
-        assert flexible is None or judged.detail["flexible"] == flexible
+        assert judged.value == judged.parts["strict"] == strict
+        assert flexible is None or judged.parts["flexible"] == flexible
     assert "\n" in matrix.answers[0]
     assert of("rotate_matrix").score(matrix, said(f"\n{matrix.answers[0]}\n\nThat is it.")).value == 1.0
 
