@@ -719,7 +719,7 @@ class Offload(Layer):
     slot: ClassVar[str] = "offload"
     on_latents: ClassVar[bool] = True
     places: ClassVar[frozenset[str]] = frozenset()  # options that say where and not what: see ``spec``
-    between_engines: ClassVar[bool] = False  # another engine fills the tier
+    serving_only: ClassVar[str] = ""  # why an engine that serves nobody cannot have it
 
     on_loss: str = "recompute"
     persist: bool = False

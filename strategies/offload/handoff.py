@@ -24,13 +24,13 @@ class Handoff(Offload):
 
     name: ClassVar[str] = "handoff"
     places: ClassVar[frozenset[str]] = Offload.places | {"path"}
-    between_engines: ClassVar[bool] = True
+    serving_only: ClassVar[str] = "it takes two serving engines"
 
     path: str | None = None
     batched_tokens: int | None = None
 
     def tier(self) -> Tier:
-        raise Unsupported("offload/handoff takes two engines, and this one is alone")
+        raise Unsupported(f"offload/handoff: {self.serving_only}")
 
     def problems(self, shape: KVShape) -> list[str]:
         found = super().problems(shape)

@@ -19,7 +19,9 @@ from strategies.evict.window import Window
 from strategies.offload.disk import Disk
 from strategies.offload.handoff import Handoff
 from strategies.offload.host import Host
+from strategies.offload.lmcache import LMCache
 from strategies.offload.s3 import S3
+from strategies.offload.tiered import Tiered
 from strategies.paging.dynamic import Dynamic
 from strategies.paging.paged import Paged
 from strategies.prefix.reuse import Reuse
@@ -88,6 +90,20 @@ def test_a_tier_becomes_a_connector() -> None:
     disk = serving.transfer(Disk(path="/x", on_loss="fail"), "cpu", "/x/1")
     assert disk["kv_connector_extra_config"] == {"shared_storage_path": "/x/1"}
     assert disk["kv_load_failure_policy"] == "fail"
+    tiers = serving.transfer(Tiered(tiers=(Host(max_gib=0.5), Disk(path="/x"))), "cuda", "/x/1")[
+        "kv_connector_extra_config"
+    ]
+    assert tiers["cpu_bytes_to_use"] == 2**29 and tiers["secondary_tiers"] == [{"type": "fs", "root_dir": "/x/1"}]
+    lmcache = LMCache(host_gib=2.0, path="/x", chunk=64)
+    assert serving.transfer(lmcache, "cuda", "/x/1")["kv_connector"] == "LMCacheConnectorV1"
+    assert serving.environment(lmcache, "/x/1") == {
+        "LMCACHE_CHUNK_SIZE": "64",
+        "LMCACHE_LOCAL_CPU": "True",
+        "LMCACHE_MAX_LOCAL_CPU_SIZE": "2.0",
+        "LMCACHE_LOCAL_DISK": "file:///x/1/",
+        "LMCACHE_MAX_LOCAL_DISK_SIZE": "20.0",
+    }
+    assert "LMCACHE_LOCAL_DISK" not in serving.environment(LMCache(), "") and not serving.environment(Host(), "")
     decoding = {"max_num_batched_tokens": 4096, "dtype": "float32"}
     assert serving.prefilling(Disk(path="/x"), decoding) is None
     assert serving.prefilling(Handoff(path="/x"), decoding) == decoding
@@ -115,6 +131,11 @@ SERVED = {
     "a limited disk": (Disk(path="/x", max_gib=1.0), "cpu", (), False, "leave strategy.offload.max_gib null"),
     "s3": (S3(bucket="abc"), "cpu", (), False, "no connector for s3"),
     "handoff": (Handoff(path="/x"), "cpu", (), True, "two engines"),
+    "lmcache on cuda": (LMCache(), "cuda", (), True, "in-process connector"),
+    "lmcache on cpu": (LMCache(), "cpu", (), False, "no connector for a CPU"),
+    "tiers on cuda": (Tiered(tiers=(Host(), Disk(path="/x"))), "cuda", (), True, "files below host memory"),
+    "tiers on cpu": (Tiered(tiers=(Host(), Disk(path="/x"))), "cpu", (), False, "got host, disk on cpu"),
+    "other tiers": (Tiered(tiers=(Disk(path="/x"), Host())), "cuda", (), False, "got disk, host on cuda"),
 }
 
 

@@ -60,8 +60,8 @@ class HFEngine(Engine):
         )
 
     def supports(self, layer: Layer) -> Support:
-        if isinstance(layer, Offload) and layer.between_engines:
-            return Support(False, "it takes two serving engines")
+        if isinstance(layer, Offload) and layer.serving_only:
+            return Support(False, layer.serving_only)
         speed = "; simulated: its numbers are the hardware's, no speed is" if layer.simulated else ""
         return Support(True, f"{ACTS[layer.slot]}{speed}")
 

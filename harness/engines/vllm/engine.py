@@ -110,7 +110,7 @@ class VLLMEngine(ServingEngine):
         return serving.answer(layer, self.found.platform, self.found.formats, self.allow_formats)
 
     def starts(self, start: Start, stack: Stack) -> Support:
-        if stack.offload and stack.offload.between_engines:
+        if stack.offload and stack.offload.name == serving.HANDOFF:
             return Support(start == "cold", "each prompt comes from the other engine: start=cold")
         if start == "restarted" and stack.offload and not stack.offload.persist:
             return Support(False, "nothing is left in a tier that ends with its process: strategy.offload.persist=true")
@@ -129,9 +129,6 @@ class VLLMEngine(ServingEngine):
 
     @contextmanager
     def open(self, model: Mapping[str, Any], stack: Stack) -> Iterator[Any]:
-        os.environ.update(self._environment())
-        from harness.engines.vllm.session import VLLMSession  # imports vLLM, which reads the environment
-
         facts = self.describe(model)
         given = {
             "model": str(fetch.locate(model)),
@@ -148,9 +145,12 @@ class VLLMEngine(ServingEngine):
             **serving.arguments(stack, facts.shape.layers),
         }
         with ExitStack() as stays:
+            folder = stays.enter_context(_folder(stack.offload))
             if stack.offload:
-                folder = stays.enter_context(_folder(stack.offload))
                 given["kv_transfer_config"] = serving.transfer(stack.offload, self.found.platform, folder)
+            os.environ.update(self._environment() | serving.environment(stack.offload, folder))
+            from harness.engines.vllm.session import VLLMSession  # imports vLLM, which reads the environment
+
             known = {key: value for key, value in given.items() if value is not None}
             elsewhere = serving.prefilling(stack.offload, known) if stack.offload else None
             yield stays.enter_context(closing(VLLMSession(facts, known, self.concurrency, elsewhere)))
@@ -172,10 +172,11 @@ class VLLMEngine(ServingEngine):
 
 
 @contextmanager
-def _folder(offload: Offload) -> Iterator[str]:
+def _folder(offload: Offload | None) -> Iterator[str]:
     """Where a tier on a disk lies: the folder that was asked for, or one in it that is gone afterwards if nothing persists."""
-    path = getattr(offload, "path", None)
-    if path is None:
+    parts = (offload, *getattr(offload, "tiers", ()))
+    path = next((part.path for part in parts if getattr(part, "path", None)), None)
+    if offload is None or path is None:
         yield ""
         return
     parent = Path(path).expanduser()

@@ -29,6 +29,7 @@ SERVED = {
         *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
     },
 }
+HANDOFF = "handoff"  # the layer whose tokens come from another engine
 HOST_GIB = 4.0  # of a host tier for which nobody asks for another size: vLLM wants to know it
 BLOCK = {"cpu": 128, "cuda": 16}  # tokens of a block where nobody asks for another size
 STEP = {"cpu": 32, "cuda": 16}  # which sizes of a block have kernels: multiples of this
@@ -80,23 +81,42 @@ def arguments(stack: Stack, layers: int) -> dict[str, Any]:
 def transfer(layer: Layer, platform: str, folder: str) -> dict[str, Any]:
     """vLLM's ``KVTransferConfig`` for a layer of slot ``offload``. ``folder`` is where a tier on a disk lies."""
     options = layer.spec()["options"]
-    lost = {"fail": "fail", "recompute": "recompute"}[options["on_loss"]]
-    common = {"kv_role": "kv_both", "kv_load_failure_policy": lost}
-    if layer.name in ("disk", "handoff"):
-        return {
-            **common,
-            "kv_connector": "ExampleConnector",
-            "kv_connector_extra_config": {"shared_storage_path": folder},
-        }
-    extra: dict[str, Any] = {"cpu_bytes_to_use": int(options["max_gib"] * 2**30)}
-    if platform == "cpu":  # where vLLM's own copies refuse to start
-        extra |= {"spec_name": "HostSpec", "spec_module_path": "harness.engines.vllm.host_tier"}
-    return {**common, "kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
+    connector, extra = "OffloadingConnector", dict[str, Any]()
+    if layer.name in ("disk", HANDOFF):
+        connector, extra = "ExampleConnector", {"shared_storage_path": folder}
+    elif layer.name == "lmcache":
+        connector = "LMCacheConnectorV1"
+    elif layer.name == "tiered":
+        host = options["tiers"][0]["options"]
+        below = [{"type": "fs", "root_dir": folder}]
+        extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": below}
+        extra["cpu_bytes_to_use"] = int((host["max_gib"] or HOST_GIB) * 2**30)
+    elif platform == "cpu":  # where vLLM's own copies refuse to start
+        where = {"spec_name": "HostSpec", "spec_module_path": "harness.engines.vllm.host_tier"}
+        extra = {"cpu_bytes_to_use": int(options["max_gib"] * 2**30), **where}
+    else:
+        extra = {"cpu_bytes_to_use": int(options["max_gib"] * 2**30)}
+    common = {"kv_role": "kv_both", "kv_load_failure_policy": options["on_loss"]}
+    return {**common, "kv_connector": connector, "kv_connector_extra_config": extra}
+
+
+def environment(layer: Layer | None, folder: str) -> dict[str, str]:
+    """What a library that moves the tokens of ``layer`` reads from the environment."""
+    if layer is None or layer.name != "lmcache":
+        return {}
+    options = layer.spec()["options"]
+    disk = {"LMCACHE_LOCAL_DISK": f"file://{folder}/", "LMCACHE_MAX_LOCAL_DISK_SIZE": str(options["disk_gib"])}
+    return {
+        "LMCACHE_CHUNK_SIZE": str(options["chunk"]),
+        "LMCACHE_LOCAL_CPU": "True",
+        "LMCACHE_MAX_LOCAL_CPU_SIZE": str(options["host_gib"]),
+        **(disk if folder else {}),
+    }
 
 
 def prefilling(layer: Layer, decoding: Mapping[str, Any]) -> dict[str, Any] | None:
     """Arguments of the engine that prefills for the one with these arguments; None where the layer asks for none."""
-    if layer.name != "handoff":
+    if layer.name != HANDOFF:
         return None
     tokens = layer.spec()["options"]["batched_tokens"]
     return {**decoding, **({"max_num_batched_tokens": tokens} if tokens else {})}
@@ -153,8 +173,16 @@ def _offload(layer: Layer, platform: str, known: tuple[str, ...], forced: tuple[
         return Support(
             True, "its example connector, a folder a prompt; one request at a time, as it is not safe for more"
         )
-    if layer.name == "handoff":
+    if layer.name == HANDOFF:
         return Support(True, "two engines over its example connector, one prompt at a time")
+    if layer.name == "tiered":
+        parts = [part["name"] for part in layer.spec()["options"]["tiers"]]
+        if platform == "cpu" or parts != ["host", "disk"]:
+            return Support(False, f"its tiers are host, then disk, on a GPU; got {', '.join(parts)} on {platform}")
+        return Support(True, "its native connector, with files below host memory")
+    if layer.name == "lmcache":
+        why = "LMCache has no connector for a CPU: vLLM would go on without it, some seconds slower a request"
+        return Support(platform == "cuda", "its in-process connector" if platform == "cuda" else why)
     return Support(False, f"no connector for {layer.name} is known to work on {platform}")
 
 
