@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-from harness.types import Evidence, Fault, Memory, Response, Sample
+from harness.types import Evidence, Fault, Generation, Memory, Response, Sample
 from strategies.base import KVShape, Layer
 from strategies.stack import Stack
 from tasks.base import Tokenizer
@@ -162,6 +162,10 @@ class Engine(ABC):
     def follows(self) -> Support:
         """Whether this engine can feed a strategy the baseline's tokens and compare what both predict. Pure."""
         return Support(True, "step by step, over the whole vocabulary")
+
+    def generates(self, generation: Generation) -> Support:
+        """Whether this engine can generate answers so. Pure."""
+        return Support(True, "as the run says")
 
     @abstractmethod
     def prefills(self, stack: Stack, prefill: Prefill, shape: KVShape) -> Support:

@@ -567,6 +567,8 @@ def test_a_run_is_refused_before_anything_is_asked(kvgate: Kvgate, serve: Callab
         (["strategy=fp8", "prefill=exact"], "prefill=exact"),
         (["strategy=fp8", "compress=context"], "compress=context"),
         (["strategy=fp8", "task=fidelity"], "refuses fidelity"),
+        (["strategy=prefix_reuse", "gen.temperature=0.7"], "gen: engine endpoint refuses temperature 0.7"),
+        (["strategy=prefix_reuse", "gen.think_tokens=64"], "servers are asked for greedy answers, given at once"),
         (["strategy=fp8", "+gate.control.quant={_target_:strategies.quant.fp8.FP8}"], "a control is an eviction"),
         (["strategy=prefix_reuse", "task.lengths=[5000]"], "4096"),
     ):

@@ -14,7 +14,7 @@ from harness.engines.base import CONTROL, ModelFacts, Start, Support
 from harness.engines.hf import checkpoint
 from harness.engines.serving import ServingEngine
 from harness.engines.vllm.serving import scales
-from harness.types import BadInput, digest
+from harness.types import BadInput, Generation, digest
 from strategies.base import KVShape, Layer
 from strategies.stack import Stack
 
@@ -148,6 +148,11 @@ class EndpointEngine(ServingEngine):
         if stack.evict is None or len(stack.layers()) > 1:
             return Support(False, "a server has one setting, the strategy's: a control is an eviction and nothing else")
         return super().controls(stack)
+
+    def generates(self, generation: Generation) -> Support:
+        if generation.temperature or generation.thinking:
+            return Support(False, "servers are asked for greedy answers, given at once")
+        return Support(True, "greedily, with the run's stop strings")
 
     def starts(self, start: Start, stack: Stack) -> Support:
         if start in ("reloaded", "restarted"):
