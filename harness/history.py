@@ -40,8 +40,9 @@ def link(history: str, samples: Sequence[Sample]) -> Before:
     return before
 
 
-def _talk(sample: Sample) -> tuple[str, str, str]:
-    return sample.cluster, sample.context, sample.system
+def _talk(sample: Sample) -> tuple[str, str, str, int]:
+    """What the turns of one conversation share. Each draw of its answers is a conversation of its own."""
+    return sample.cluster, sample.context, sample.system, sample.draw
 
 
 def _unasked(sample: Sample, missing: Sequence[int]) -> str:

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import worker
+from harness.generation import drawn
 from harness.history import Heard, in_order, link, most_tokens, waves
 from harness.judge import judge
 from harness.manifest import make_manifest
 from harness.plan import Plan, plan
 from harness.store import ResultStore
-from harness.types import Record, Response, Sample, State
+from harness.types import Generation, Record, Response, Sample, State
 from tests.cli import Kvgate
 from tests.tasks.task_doubles import Pieces
 from tests.test_conf import job
@@ -67,6 +68,16 @@ def test_conversations_about_one_text_that_part_share_their_beginning() -> None:
     one, other = talk("x", "abc"), [replace(sample, id=f"other-{sample.id}") for sample in talk("x", "abd")]
     before = link("own", [*one, *other])
     assert [sample.id for sample in before["other-x-2"]] == ["x-0", "x-1"]
+
+
+def test_each_draw_hears_the_draws_before_it() -> None:
+    samples = drawn(talk("x", "ab"), 6, Generation(temperature=0.7, k=3))
+    before = link("own", samples)
+    assert {sample.id: [one.id for one in before[sample.id]] for sample in samples if sample.turns} == {
+        "x-1~1": ["x-0~1"],
+        "x-1~2": ["x-0~2"],
+        "x-1~3": ["x-0~3"],
+    }
 
 
 def test_a_turn_that_nobody_asks_is_named() -> None:
