@@ -64,9 +64,7 @@ class RowState:
         recent = tokenizer.verbatim(self.thought[-len(mark.encode()) :])  # no token is shorter than a byte
         _, closed, more = recent.rpartition(mark)
         if closed:
-            after = sample.think.close.partition(mark)[2] + sample.answer_prefix
-            rest = tokenizer.encode(after.removeprefix(more))
-            self._tell(min(rest, tokenizer.closing(sample), key=len))  # never more than there is room for
+            self._tell(tokenizer.resuming(sample, more))
         elif len(self.thought) == sample.think.tokens:
             self.cut = True
             self._tell(tokenizer.closing(sample))

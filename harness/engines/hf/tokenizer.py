@@ -111,6 +111,13 @@ class PromptTokenizer:
         """Token ids that end the thinking of ``sample`` and begin its answer; none if it does not think."""
         return self.encode(sample.think.close + sample.answer_prefix) if sample.think else []
 
+    def resuming(self, sample: Sample, more: str) -> list[int]:
+        """Token ids that begin the answer of ``sample``, which has said what ends its thinking and ``more`` in one token."""
+        assert sample.think is not None
+        after = sample.think.close.partition(sample.think.mark)[2] + sample.answer_prefix
+        rest = self.encode(after.removeprefix(more))
+        return min(rest, self.closing(sample), key=len)  # never more than there is room for
+
     def new_tokens(self, sample: Sample) -> int:
         thinking = sample.think.tokens if sample.think else 0
         return thinking + len(self.closing(sample)) + sample.max_new_tokens

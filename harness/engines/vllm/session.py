@@ -151,11 +151,10 @@ class VLLMSession(Session):
         request.thought = self._said(output.outputs[0])
         request.cut = output.outputs[0].finish_reason == "length"
         request.hits = int(output.num_cached_tokens or 0)
-        closing = self.tokenizer.closing(request.sample)
-        text = self.tokenizer.verbatim(request.thought)
-        if think.mark in text:  # it has ended its thinking itself
-            closing = self.tokenizer.encode(think.close.partition(think.mark)[2] + request.sample.answer_prefix)
-        return request.thought + closing
+        _, closed, more = self.tokenizer.verbatim(request.thought).rpartition(think.mark)
+        if closed:  # it has ended its thinking itself
+            return request.thought + self.tokenizer.resuming(request.sample, more)
+        return request.thought + self.tokenizer.closing(request.sample)
 
     def _prime(self, request: _Request, start: Start) -> None:
         """Bring the prompt's tokens to where the request is to find them: on the device, or only in the tier."""
