@@ -78,3 +78,10 @@ def test_white_space_that_came_with_the_end_of_a_thinking_is_not_fed_again(
     assert tokenizer.verbatim(engine.asked[1][len(prompt) :]) == "hm</think>\n\nSo:"
     assert answer.response is not None
     assert (answer.response.text, answer.response.thinking_tokens) == (" 7", len(thought))
+
+
+def test_a_thinking_that_vllm_gives_up_is_a_failed_sample(tokenizer: PromptTokenizer) -> None:
+    """As where a tier has lost blocks and is to fail then: what follows was not thought through."""
+    answer, engine = run(tokenizer, lambda tokens: ([], "error"))
+    assert answer.response is None and answer.fault == "infrastructure" and "error" in answer.error
+    assert len(engine.asked) == 1

@@ -23,6 +23,8 @@ from harness.types import Evidence, Memory, Response, Sample, Thinking, digest
 from strategies.base import Moved
 from strategies.stack import Stack
 
+FINISHED = ("stop", "length")  # reasons to end that are the model's or the request's own
+
 
 @dataclass
 class _Request:
@@ -138,7 +140,7 @@ class VLLMSession(Session):
                 if not output.finished or output.request_id not in waiting:
                     continue
                 request = waiting.pop(output.request_id)
-                if request.thinking:
+                if request.thinking and output.outputs[0].finish_reason in FINISHED:
                     told = self._thought(request, output)
                     waiting[self._send(request.fed + told, self._parameters(request))] = request
                 else:
@@ -204,7 +206,7 @@ class VLLMSession(Session):
         )
 
     def _response(self, request: _Request, answer: Any) -> Response | None:
-        if answer.finish_reason not in ("stop", "length"):
+        if answer.finish_reason not in FINISHED:
             return None
         ids = self._said(answer)
         text = self.tokenizer.decode(ids)
