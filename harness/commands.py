@@ -44,7 +44,8 @@ def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
     lost = local.execute(planned)
     if controlled := kernels.with_controls(planned):
         manifest["groups"] = manifests.make_manifest(controlled, command)["groups"]
-        lost += local.execute(controlled)
+        if note := kernels.run(controlled):
+            manifest["notes"].append(note)
     manifest["notes"] += lost
     manifests.save(manifest, folder)
     verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare, rescore=False)

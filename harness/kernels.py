@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.plan import Group, Plan, PlannedCell
+from harness.sweep import local
+from harness.types import BadInput
 
 
 def with_controls(plan: Plan) -> Plan | None:
@@ -16,6 +18,17 @@ def with_controls(plan: Plan) -> Plan | None:
     is no such."""
     groups = tuple(replace(group, cells=(*group.cells, *_controls(plan, group))) for group in plan.groups)
     return replace(plan, groups=groups) if groups != plan.groups else None
+
+
+def run(controlled: Plan) -> str:
+    """Run what the controls miss. Returns a note for the report where they cannot be run, "" where they were: the verdicts do not
+    hang on them."""
+    try:
+        local.execute(controlled)
+    except BadInput as error:
+        why = "; ".join(error.problems)
+        return f"the baseline could not be run on a strategy's attention kernels, so what these do is not told apart: {why}"
+    return ""
 
 
 def named(attention: str) -> str:

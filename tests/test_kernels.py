@@ -65,3 +65,17 @@ def test_a_strategy_on_the_baselines_kernels_has_no_control(planned: Plan) -> No
     local.execute(planned)
     verdict, _, _ = judge(planned.store, make_manifest(planned, ["kvgate run"]), planned.gate)
     assert verdict["cells"][0]["kernel_delta"] is None and not verdict["notes"]
+
+
+def test_a_control_that_cannot_be_run_costs_no_verdict(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A format's kernels may be for that format alone."""
+    monkeypatch.setattr(Choosy, "on_kernels", lambda self, attention: {"prefill_chunk": 0})  # refused by the worker
+    local.execute(planned)
+    facts = json.loads(loaded(planned, "candidate").read_text())
+    loaded(planned, "candidate").write_text(json.dumps({**facts, "attention": "OTHER"}))
+    controlled = kernels.with_controls(planned)
+    assert controlled is not None
+    note = kernels.run(controlled)
+    assert "could not be run on a strategy's attention kernels" in note and "prefill_chunk must be 1 or more" in note
+    verdict, _, _ = judge(controlled.store, make_manifest(controlled, ["kvgate run"], [note]), controlled.gate)
+    assert verdict["cells"][0]["n"] == 3 and verdict["cells"][0]["kernel_delta"] is None and note in verdict["notes"]

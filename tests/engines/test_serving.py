@@ -166,6 +166,16 @@ def test_loads_are_shared_by_what_vllm_is_told() -> None:
     assert not engine.starts("reloaded", Stack("x", offload=Handoff(path="/x"))).yes
 
 
+def test_kernels_are_chosen_where_one_kind_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, asked, chosen in (
+        ("NVIDIA H200", "FLASHINFER", {"attention_backend": "FLASHINFER"}),
+        ("NVIDIA H200", "FLASHINFER+FLASH_ATTN", {}),  # as where layers are skipped: it takes one name for all
+        ("cpu", "CPU_ATTN", {}),
+    ):
+        monkeypatch.setattr(VLLMEngine, "found", probe.Found("vllm", {}, device, ()))
+        assert VLLMEngine().on_kernels(asked) == chosen
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -117,7 +117,10 @@ class VLLMEngine(ServingEngine):
         return Support(True, "requests before the one that counts bring its caches into that state")
 
     def on_kernels(self, attention: str) -> dict[str, Any]:
-        return {"attention_backend": attention} if self.found.platform == "cuda" else {}  # elsewhere it has one
+        several = "+" in attention  # kinds side by side, as where layers are skipped: it can be told one for all
+        return (
+            {"attention_backend": attention} if self.found.platform == "cuda" and not several else {}
+        )  # a CPU has one
 
     def load_key(self, stack: Stack) -> str:
         return digest({layer.slot: layer.spec() for layer in stack.layers() if layer.slot != "evict"})
