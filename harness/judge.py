@@ -20,7 +20,7 @@ from harness.parts import Part, parts
 from harness.pass_at_k import pass_at_k
 from harness.store import Damage, ResultStore
 from harness.types import BadInput, Decision, Gate, Generation, Pair, Record, Sample, State, canonical, digest
-from harness.verdict import CellInput, CellVerdict, judge_cell, judge_ladders, judge_strategy
+from harness.verdict import CellInput, CellVerdict, even, judge_cell, judge_ladders, judge_strategy
 from tasks.base import Task
 
 SCHEMA = "kvgate.verdict/1"
@@ -61,7 +61,7 @@ class GroupRecords:
     @cached_property
     def noise(self) -> tuple[Pair, ...]:
         """The baseline against itself in another batch composition."""
-        return self._reference("noise")
+        return even(self._reference("noise"))
 
     @cached_property
     def control(self) -> tuple[Pair, ...]:
@@ -264,7 +264,7 @@ def _comparison_inputs(
     for a, b in combinations(here, 2):
         (look, gate), (other_look, other_gate) = looks[a], looks[b]
         cell = _cell_input(group, group.candidates[a], min(look, other_look))
-        cell = replace(cell, pairs=_pairs(group, group.candidates[a], against=group.candidates[b]))
+        cell = replace(cell, pairs=even(_pairs(group, group.candidates[a], against=group.candidates[b])))
         stricter = min(gate, other_gate, key=lambda gate: gate.alpha / gate.looks)
         inputs.append(ComparisonInput(b, cell, stricter))
     return inputs

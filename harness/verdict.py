@@ -382,6 +382,16 @@ def _breaks(pair: Pair) -> bool:
     return pair.candidate_degenerate and not pair.baseline_degenerate
 
 
+def even(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+    """Pairs of two sides neither of which is on trial: the first is not right either where it alone is degenerate."""
+    return tuple(
+        replace(pair, baseline=0.0)
+        if pair.baseline_degenerate and not pair.candidate_degenerate and pair.baseline is not None
+        else pair
+        for pair in pairs
+    )
+
+
 def reference_test(cell: CellInput, pairs: Sequence[Pair]) -> DecidingTest:
     """The same test on the baseline's own noise or on the positive control."""
     return deciding_test(cell, sort_pairs(pairs).used)

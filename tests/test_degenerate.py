@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.degenerate import FEW, SHARE, TIMES, degenerate
-from harness.types import Pair, Response, State
+from harness.judge import CellRecords, GroupRecords, _comparison_inputs
+from harness.types import Gate, Pair, Record, Response, Sample, State
 from harness.verdict import CellInput, deciding_test, sort_pairs
 
 WORDS = st.lists(st.integers(0, 5), min_size=1, max_size=12)
@@ -66,3 +69,27 @@ def test_a_degenerate_answer_of_the_candidate_alone_is_lost() -> None:
     cell = CellInput("s", "t", "m", pairs, (), (), 3, 1, 0.0, graded=False, fidelity=False, fidelity_measures={})
     test = deciding_test(cell, sort_pairs(pairs).used)
     assert test.candidate.tolist() == [1.0, 0.0, 1.0] and test.baseline.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("broken", ["first", "second"])
+def test_two_sides_neither_of_which_is_on_trial_are_judged_alike(broken: str) -> None:
+    """All answers are right. Those of one side hold another speaker's turn: it is that side which loses, whichever it is."""
+    samples = [Sample(f"s{at}", "", "q", ("42",), 8) for at in range(3)]
+
+    def cell(role: str, strategy: str, text: str) -> CellRecords:
+        said = Response(text, (1, 2), "stop")
+        records = {one.id: Record("c", one.id, one.hash, "p", State.SCORED, 1.0, response=said) for one in samples}
+        return CellRecords({"role": role, "strategy": strategy, "address": strategy}, records)
+
+    texts = ("42\nuser\n", "42") if broken == "first" else ("42", "42\nuser\n")
+    cells = [cell(*who, text) for who, text in zip((("baseline", "full"), ("noise", "full")), texts, strict=True)]
+    cells += [cell("candidate", name, text) for name, text in zip(("b", "a"), texts, strict=True)]
+    task = SimpleNamespace(fidelity=False, chance=0.0)
+    planned = {"label": "t", "n": 3, "graded": False}
+    group = GroupRecords(planned, "m", task, samples, cells)  # type: ignore[arg-type]
+    looks = dict.fromkeys("ab", (1, Gate()))
+    (asked,) = _comparison_inputs(group, ("a", "b"), looks)
+    for pairs in (group.noise, asked.cell.pairs):
+        test = deciding_test(asked.cell, pairs)
+        sides = [test.baseline.tolist(), test.candidate.tolist()]
+        assert sides == ([[0.0] * 3, [1.0] * 3] if broken == "first" else [[1.0] * 3, [0.0] * 3])
