@@ -44,6 +44,9 @@ class Engine:
     def get_metrics(self) -> list[Any]:
         return []
 
+    def reset_prefix_cache(self, reset_connector: bool) -> None:
+        self.reset_tier = reset_connector
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PromptTokenizer:
@@ -52,13 +55,19 @@ def tokenizer() -> PromptTokenizer:
     return PromptTokenizer(made, 4096, frozenset({1}))
 
 
-def run(tokenizer: PromptTokenizer, says: Callable[[list[int]], tuple[list[int], str]]) -> tuple[Answer, Engine]:
+def opened(tokenizer: PromptTokenizer, engine: Engine) -> VLLMSession:
     session = object.__new__(VLLMSession)
     session.about = ModelFacts(SHAPE, 2, "bfloat16", 4096, "tiny", {}, tokenizer)
     session.tokenizer, session.together, session.prefiller, session._requests = tokenizer, 1, None, 0
     session.cache = SimpleNamespace(block_size=16, kv_cache_size_tokens=1000)
     session.read_back = {"kv_bytes_per_token": 1536.0, "kv_dtype": "auto", "kv_tensors": ["float32"]}
-    session.engine = engine = Engine(says)  # type: ignore[assignment]
+    session.engine = engine  # type: ignore[assignment]
+    return session
+
+
+def run(tokenizer: PromptTokenizer, says: Callable[[list[int]], tuple[list[int], str]]) -> tuple[Answer, Engine]:
+    engine = Engine(says)
+    session = opened(tokenizer, engine)
     (answer,) = session.run([Ask(THINKS, [[Row("cell", Stack("full"))]])], compress="prompt", seed=0)
     return answer, engine
 
@@ -85,3 +94,9 @@ def test_a_thinking_that_vllm_gives_up_is_a_failed_sample(tokenizer: PromptToken
     answer, engine = run(tokenizer, lambda tokens: ([], "error"))
     assert answer.response is None and answer.fault == "infrastructure" and "error" in answer.error
     assert len(engine.asked) == 1
+
+
+def test_samples_of_another_kind_find_nothing_in_the_tier_either(tokenizer: PromptTokenizer) -> None:
+    engine = Engine(lambda tokens: ([], "stop"))
+    opened(tokenizer, engine).forget()
+    assert engine.reset_tier

@@ -101,7 +101,7 @@ class VLLMSession(Session):
         return self.read_back
 
     def forget(self) -> None:
-        self.engine.reset_prefix_cache(reset_connector=False)
+        self.engine.reset_prefix_cache(reset_connector=True)  # but a tier on a disk, which it cannot empty
 
     def run(
         self,
