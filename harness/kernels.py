@@ -21,14 +21,19 @@ def with_controls(plan: Plan) -> Plan | None:
 
 
 def run(controlled: Plan) -> str:
-    """Run what the controls miss. Returns a note for the report where they cannot be run, "" where they were: the verdicts do not
+    """Run the controls alone. Returns a note for the report where they cannot be run, "" where they were: the verdicts do not
     hang on them."""
+    alone = (
+        replace(group, cells=tuple(cell for cell in group.cells if cell.role == "kernel"))
+        for group in controlled.groups
+    )
     try:
-        local.execute(controlled)
+        problems = local.execute(replace(controlled, groups=tuple(group for group in alone if group.cells)))
     except BadInput as error:
-        why = "; ".join(error.problems)
-        return f"the baseline could not be run on a strategy's attention kernels, so what these do is not told apart: {why}"
-    return ""
+        problems = error.problems
+    why = "; ".join(problems)
+    told = "the baseline could not be run on a strategy's attention kernels, so what these do is not told apart"
+    return f"{told}: {why}" if problems else ""
 
 
 def named(attention: str) -> str:

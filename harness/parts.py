@@ -14,6 +14,8 @@ from harness.verdict import CellInput, deciding_test, sort_pairs
 FACETS = ("task", "turn", "length", "kind", "ask")
 """What a sample's ``meta`` may group it by; a facet that has one value in a task says nothing and is left out."""
 
+CACHED = "cached_tokens_"  # evidence: prompt tokens from a place of this name
+
 TAIL = 0.025  # outside each end of an interval, so that it holds 95 %
 
 
@@ -45,14 +47,31 @@ def parts(
         baseline: The baseline's records by sample id.
         candidate: The candidate's records.
     """
-    rows = [*_facets(cell.pairs, samples), *_of_scores(cell.pairs, baseline, candidate)]
+    facets = [*_told_by_samples(samples), ("prompt from", [_source(candidate.get(sample.id)) for sample in samples])]
+    rows = [*_facets(cell.pairs, facets), *_of_scores(cell.pairs, baseline, candidate)]
     measured = (_part(group, name, replace(cell, pairs=tuple(pairs))) for group, name, pairs in rows)
     return [part for part in measured if part]
 
 
-def _facets(pairs: Sequence[Pair], samples: Sequence[Sample]) -> Iterator[tuple[str, str, list[Pair]]]:
+def _told_by_samples(samples: Sequence[Sample]) -> Iterator[tuple[str, list[str | None]]]:
+    """By facet, its value for each sample, None where it has none."""
     for facet in FACETS:
-        values = [str(sample.meta[facet]) if facet in sample.meta else None for sample in samples]
+        yield facet, [str(sample.meta[facet]) if facet in sample.meta else None for sample in samples]
+
+
+def _source(record: Record | None) -> str | None:
+    """Where the candidate found its prompt, of a layer that reuses or fetches: a hit on the device, in a tier, or none."""
+    facts = {key: value for one in (record.evidence if record else ()) for key, value in one.facts.items()}
+    tiers = [key.removeprefix(CACHED) for key, tokens in facts.items() if key.startswith(CACHED) and tokens]
+    if "hit_tokens" not in facts:
+        return None
+    return " and ".join(tiers) or ("device" if facts["hit_tokens"] else "computed")
+
+
+def _facets(
+    pairs: Sequence[Pair], facets: Sequence[tuple[str, list[str | None]]]
+) -> Iterator[tuple[str, str, list[Pair]]]:
+    for facet, values in facets:
         known = sorted({value for value in values if value is not None}, key=_order)
         for value in known if len(known) > 1 else ():
             yield facet, value, [pair for pair, mine in zip(pairs, values, strict=True) if mine == value]

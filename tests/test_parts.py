@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.parts import Part, parts
-from harness.types import Pair, Record, Sample, State
+from harness.types import Evidence, Pair, Record, Sample, State
 from harness.verdict import CellInput
 
 
@@ -21,7 +21,8 @@ def inside(rows: list[dict[str, Any]], graded: bool = False) -> dict[str, Part]:
         scores = []
         for side, score, own in zip(sides, (row["a"], row["b"]), (row.get("pa", {}), row.get("pb", {})), strict=True):
             state, value = (score, None) if isinstance(score, State) else (State.SCORED, score)
-            side[sample.id] = Record("c", sample.id, "h", "p", state, value, parts=own)
+            told = (Evidence("prefix/reuse", True, "", row["facts"]),) if "facts" in row else ()
+            side[sample.id] = Record("c", sample.id, "h", "p", state, value, parts=own, evidence=told)
             scores.append((value, state))
         (a, a_state), (b, b_state) = scores
         fault = row.get("fault", "model")
@@ -38,6 +39,18 @@ def test_facets_part_the_samples_and_a_facet_of_one_value_is_left_out() -> None:
     assert list(found) == ["turn: 1", "turn: 2", "turn: 10"]
     assert [(part.n, part.baseline, part.delta) for part in found.values()] == [(4, 1, 0), (4, 1, -1), (4, 1, -1)]
     assert all(part.ci_low <= part.delta <= part.ci_high for part in found.values())
+
+
+def test_answers_are_parted_by_where_their_prompt_was_found() -> None:
+    device, host, none = {"hit_tokens": 128.0}, {"hit_tokens": 128.0, "cached_tokens_host": 128.0}, {"hit_tokens": 0.0}
+    rows = [{"a": 1.0, "b": float(facts is not host), "facts": facts} for facts in (device, host, none) * 3]
+    found = inside(rows)
+    assert {name: part.delta for name, part in found.items()} == {
+        "prompt from: computed": 0.0,
+        "prompt from: device": 0.0,
+        "prompt from: host": -1.0,
+    }
+    assert not inside([{"a": 1.0, "b": 1.0, "facts": device}] * 3)
 
 
 def test_turns_of_a_conversation_are_one_unit_together_and_units_of_their_own_apart() -> None:
