@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("openai")
 
-from harness.doctor import legality
+from harness.doctor import engines, legality
 from harness.engines.base import CONTROL, Answer, Ask, Row
 from harness.engines.endpoint import metrics, proof
 from harness.engines.endpoint.client import Failed, _whole
@@ -475,7 +475,7 @@ def test_settings_are_what_decides_and_counters_know_both_servers() -> None:
 
 
 def test_every_layer_is_the_server_s_to_do_and_needs_no_server() -> None:
-    answers = {layer: engines["endpoint"] for layer, engines in legality().items()}
+    answers = {layer: engines["endpoint"] for layer, engines in legality(engines()).items()}
     refused = {layer for layer, answer in answers.items() if not answer["yes"]}
     assert refused == {"structure/lowrank"}  # what it learned is not known here
     assert all("the server's to do" in answers[layer]["why"] for layer in answers.keys() - refused)
