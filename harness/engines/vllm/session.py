@@ -26,6 +26,9 @@ from strategies.stack import Stack
 FINISHED = ("stop", "length")  # reasons to end that are the model's or the request's own
 
 
+BY_TENSOR = ("fp8", "fp8_e4m3", "fp8_e5m2")  # formats with one scale a tensor, which only a checkpoint can bring
+
+
 @dataclass
 class _Request:
     """One row of one sample, on its way: it thinks if it may, and then answers."""
@@ -69,7 +72,7 @@ class VLLMSession(Session):
         workers: list[dict[str, Any]] = self.engine.collective_rpc("kvgate_facts")
         per_block = sum(worker["kv_bytes"] for worker in workers) / self.cache.num_gpu_blocks
         scales = sorted({scale for worker in workers for scale in worker["scales"]})
-        quantized = str(self.cache.cache_dtype) not in ("auto", "float16", "bfloat16", "float32")
+        by_tensor = str(self.cache.cache_dtype) in BY_TENSOR
         transfer = config.kv_transfer_config
         return {
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
@@ -82,7 +85,7 @@ class VLLMSession(Session):
             "connector": transfer.kv_connector if transfer else None,
             "workers": len(workers),
             "risks": ["scales of the format are 1: the checkpoint brings none"]
-            if quantized and scales == [1.0]
+            if by_tensor and scales == [1.0]
             else [],
         }
 
