@@ -85,6 +85,9 @@ class VLLMEngine(ServingEngine):
             )
         if unknown := [name for name in self.allow_formats if name not in found.formats]:
             raise BadInput(f"engine.allow_formats must be among {', '.join(found.formats)}, got {', '.join(unknown)}")
+        step = serving.STEP[found.platform]
+        if self.block is not None and self.block % step:
+            raise BadInput(f"engine.block must be a multiple of {step} on {found.platform}, got {self.block}")
         facts = checkpoint.describe(model, checkpoint.DTYPES[self._dtype(model)])
         if self.max_tokens is None:
             return facts
