@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,10 +30,12 @@ class Engine:
 
     def __init__(self, says: Callable[[list[int]], tuple[list[int], str]]) -> None:
         self.says, self.asked, self.waiting = says, list[list[int]](), list[Any]()
+        self.parameters = list[Any]()
 
     def add_request(self, name: str, prompt: dict[str, list[int]], parameters: Any) -> None:
         tokens = prompt["prompt_token_ids"]
         self.asked.append(tokens)
+        self.parameters.append(parameters)
         said, reason = self.says(tokens)
         output = SimpleNamespace(token_ids=said, finish_reason=reason)
         self.waiting.append(SimpleNamespace(request_id=name, finished=True, outputs=[output], num_cached_tokens=0))
@@ -65,10 +68,12 @@ def opened(tokenizer: PromptTokenizer, engine: Engine) -> VLLMSession:
     return session
 
 
-def run(tokenizer: PromptTokenizer, says: Callable[[list[int]], tuple[list[int], str]]) -> tuple[Answer, Engine]:
+def run(
+    tokenizer: PromptTokenizer, says: Callable[[list[int]], tuple[list[int], str]], sample: Sample = THINKS
+) -> tuple[Answer, Engine]:
     engine = Engine(says)
     session = opened(tokenizer, engine)
-    (answer,) = session.run([Ask(THINKS, [[Row("cell", Stack("full"))]])], compress="prompt", seed=0)
+    (answer,) = session.run([Ask(sample, [[Row("cell", Stack("full"))]])], compress="prompt", seed=0)
     return answer, engine
 
 
@@ -94,6 +99,19 @@ def test_a_thinking_that_vllm_gives_up_is_a_failed_sample(tokenizer: PromptToken
     answer, engine = run(tokenizer, lambda tokens: ([], "error"))
     assert answer.response is None and answer.fault == "infrastructure" and "error" in answer.error
     assert len(engine.asked) == 1
+
+
+def test_thinking_and_answer_are_drawn_with_noise_of_their_own_that_comes_again(tokenizer: PromptTokenizer) -> None:
+    """Else what was thought would say how the answer is drawn."""
+
+    def seeds(sample: Sample) -> list[int | None]:
+        _, engine = run(tokenizer, lambda tokens: ([5, 6], "length"), sample)
+        return [parameters.seed for parameters in engine.parameters]
+
+    sampled = replace(THINKS, temperature=0.7)
+    assert len(set(seeds(sampled))) == 2 and seeds(sampled) == seeds(sampled)
+    assert not set(seeds(sampled)) & set(seeds(replace(sampled, id="t")))
+    assert seeds(THINKS) == [None, None]
 
 
 def test_samples_of_another_kind_find_nothing_in_the_tier_either(tokenizer: PromptTokenizer) -> None:

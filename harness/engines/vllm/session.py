@@ -182,7 +182,9 @@ class VLLMSession(Session):
         sample, think = request.sample, request.thinking
         return SamplingParams(
             temperature=sample.temperature,
-            seed=request.chance if sample.temperature else None,
+            seed=request.chance + (request.thought is not None)
+            if sample.temperature
+            else None,  # fresh noise to answer
             max_tokens=think.tokens if think else sample.max_new_tokens,
             stop=[think.mark] if think else list(sample.stop),
             include_stop_str_in_output=bool(think),
