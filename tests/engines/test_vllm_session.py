@@ -62,7 +62,7 @@ def opened(tokenizer: PromptTokenizer, engine: Engine) -> VLLMSession:
     session = object.__new__(VLLMSession)
     session.about = ModelFacts(SHAPE, 2, "bfloat16", 4096, "tiny", {}, tokenizer)
     session.tokenizer, session.together, session.prefiller, session._requests = tokenizer, 1, None, 0
-    session.cache = SimpleNamespace(block_size=16, kv_cache_size_tokens=1000)
+    session.cache = SimpleNamespace(block_size=4, kv_cache_size_tokens=1000)
     session.read_back = {"kv_bytes_per_token": 1536.0, "kv_dtype": "auto", "kv_tensors": ["float32"]}
     session.engine = engine  # type: ignore[assignment]
     return session
@@ -92,6 +92,9 @@ def test_white_space_that_came_with_the_end_of_a_thinking_is_not_fed_again(
     assert tokenizer.verbatim(engine.asked[1][len(prompt) :]) == "hm</think>\n\nSo:"
     assert answer.response is not None
     assert (answer.response.text, answer.response.thinking_tokens) == (" 7", len(thought))
+    assert answer.memory is not None
+    blocks = -(-(len(engine.asked[1]) + 2) // 4)  # all that was fed, and the answer
+    assert answer.memory.stored_bytes_end == blocks * 4 * 1536
 
 
 def test_a_thinking_that_vllm_gives_up_is_a_failed_sample(tokenizer: PromptTokenizer) -> None:

@@ -39,6 +39,7 @@ class _Request:
     fed: list[int]
     chance: int  # the seed of every draw
     thought: list[int] | None = None  # what it has thought; None while it does
+    told: list[int] = field(default_factory=list)  # what ends its thinking and begins its answer
     cut: bool = False  # its thinking used its budget up
     hits: int = 0  # prompt tokens that were not computed
     began: float = field(default_factory=time.perf_counter)
@@ -144,8 +145,8 @@ class VLLMSession(Session):
                     continue
                 request = waiting.pop(output.request_id)
                 if request.thinking and output.outputs[0].finish_reason in FINISHED:
-                    told = self._thought(request, output)
-                    waiting[self._send(request.fed + told, self._parameters(request))] = request
+                    begun = self._thought(request, output)
+                    waiting[self._send(request.fed + begun, self._parameters(request))] = request
                 else:
                     yield self._answer(request, output, Counters.of(self.engine) - before)
 
@@ -157,9 +158,10 @@ class VLLMSession(Session):
         request.cut = output.outputs[0].finish_reason == "length"
         request.hits = int(output.num_cached_tokens or 0)
         _, closed, more = self.tokenizer.verbatim(request.thought).rpartition(think.mark)
-        if closed:  # it has ended its thinking itself
-            return request.thought + self.tokenizer.resuming(request.sample, more)
-        return request.thought + self.tokenizer.closing(request.sample)
+        sample = request.sample
+        # with the mark it has ended its thinking itself
+        request.told = self.tokenizer.resuming(sample, more) if closed else self.tokenizer.closing(sample)
+        return request.thought + request.told
 
     def _prime(self, request: _Request, start: Start) -> None:
         """Bring the prompt's tokens to where the request is to find them: on the device, or only in the tier."""
@@ -180,11 +182,10 @@ class VLLMSession(Session):
 
     def _parameters(self, request: _Request) -> SamplingParams:
         sample, think = request.sample, request.thinking
+        chance = request.chance + (request.thought is not None)  # fresh noise to answer with
         return SamplingParams(
             temperature=sample.temperature,
-            seed=request.chance + (request.thought is not None)
-            if sample.temperature
-            else None,  # fresh noise to answer
+            seed=chance if sample.temperature else None,
             max_tokens=think.tokens if think else sample.max_new_tokens,
             stop=[think.mark] if think else list(sample.stop),
             include_stop_str_in_output=bool(think),
@@ -197,7 +198,7 @@ class VLLMSession(Session):
         answer = output.outputs[0]
         response = self._response(request, answer)
         hits = request.hits if request.sample.think else int(output.num_cached_tokens or 0)
-        answered = len(request.thought or ()) + len(answer.token_ids)
+        answered = len(request.thought or ()) + len(request.told) + len(answer.token_ids)
         return Answer(
             cell=request.row.cell,
             sample_id=request.sample.id,
