@@ -72,7 +72,7 @@ def reference(stack: Stack, chunk: int) -> Iterator[dict[str, Any]]:
 
 
 def served(stack: Stack) -> Iterator[dict[str, Any]]:
-    with VLLMEngine(kv_gib=0.25).open(MODEL, stack) as session:
+    with VLLMEngine(kv_gib=0.5).open(MODEL, stack) as session:
         from vllm import SamplingParams
 
         for sample in samples(session.tokenizer):

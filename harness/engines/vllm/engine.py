@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -89,14 +89,19 @@ class VLLMEngine(ServingEngine):
         if self.block is not None and self.block % step:
             raise BadInput(f"engine.block must be a multiple of {step} on {found.platform}, got {self.block}")
         facts = checkpoint.describe(model, checkpoint.DTYPES[self._dtype(model)])
-        if self.max_tokens is None:
-            return facts
-        if self.max_tokens > facts.max_tokens:
+        if self.max_tokens is not None:
+            if self.max_tokens > facts.max_tokens:
+                rule = f"must be at most {facts.max_tokens}, the model's longest"
+                raise BadInput(f"engine.max_tokens {rule}, got {self.max_tokens}")
+            facts.tokenizer.max_tokens = self.max_tokens
+            facts = replace(facts, max_tokens=self.max_tokens)
+        longest, room = Stack("full").formula_bytes(facts.max_tokens, facts.shape), self._kv_bytes()
+        if room is not None and room < longest:
+            request = f"a request of {facts.max_tokens} tokens, {longest / 2**30:.2f} GiB in {facts.identity['dtype']}"
             raise BadInput(
-                f"engine.max_tokens must be at most {facts.max_tokens}, the model's longest, got {self.max_tokens}"
+                f"engine.kv_gib must hold {request}, got {room / 2**30:g}; engine.max_tokens makes it shorter"
             )
-        facts.tokenizer.max_tokens = self.max_tokens
-        return ModelFacts(**{**vars(facts), "max_tokens": self.max_tokens})
+        return facts
 
     def _dtype(self, model: Mapping[str, Any]) -> str:
         name = model.get("dtype", "auto")
