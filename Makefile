@@ -30,10 +30,10 @@ demo: $(READY)
 	$(BIN)/kvgate run experiment=demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu"
 
 check: $(READY)
 	$(BIN)/ruff check .
