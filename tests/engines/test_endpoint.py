@@ -260,6 +260,20 @@ def test_a_prompt_goes_as_token_ids_where_they_are_taken_and_else_as_text(
     assert by_text.bodies[0]["temperature"] == 0.0 and by_text.bodies[0]["max_tokens"] == 12
 
 
+def test_a_draw_has_a_seed_that_both_sides_share_and_the_whole_distribution(
+    serve: Callable[..., FakeServer], tiny: Path
+) -> None:
+    server = serve()
+    drawn = [sample(id=name, temperature=0.7) for name in ("s~1", "s~2")]
+    said = []
+    for stack in (FULL, PREFIX):
+        ask(server, tiny, [stack], drawn)
+        said += [(body["temperature"], body["top_p"], body["top_k"], body["seed"]) for body in server.bodies]
+    assert {one[:3] for one in said} == {(0.7, 1.0, -1)}
+    seeds = [one[3] for one in said]
+    assert len(seeds) == 4 and len(set(seeds)) == 2 and seeds.count(seeds[0]) == 2
+
+
 def test_a_chat_goes_as_messages_and_goes_on_with_a_begun_answer(serve: Callable[..., FakeServer], tiny: Path) -> None:
     server = serve()
     begun = sample(system="be brief", turns=(("a?", "b"),), answer_prefix="it is", stop=("\n",))
@@ -567,8 +581,7 @@ def test_a_run_is_refused_before_anything_is_asked(kvgate: Kvgate, serve: Callab
         (["strategy=fp8", "prefill=exact"], "prefill=exact"),
         (["strategy=fp8", "compress=context"], "compress=context"),
         (["strategy=fp8", "task=fidelity"], "refuses fidelity"),
-        (["strategy=prefix_reuse", "gen.temperature=0.7"], "gen: engine endpoint refuses temperature 0.7"),
-        (["strategy=prefix_reuse", "gen.think_tokens=64"], "servers are asked for greedy answers, given at once"),
+        (["strategy=prefix_reuse", "gen.think_tokens=64"], "servers are asked for answers, given at once"),
         (["strategy=fp8", "+gate.control.quant={_target_:strategies.quant.fp8.FP8}"], "a control is an eviction"),
         (["strategy=prefix_reuse", "task.lengths=[5000]"], "4096"),
     ):

@@ -150,9 +150,9 @@ class EndpointEngine(ServingEngine):
         return super().controls(stack)
 
     def generates(self, generation: Generation) -> Support:
-        if generation.temperature or generation.thinking:
-            return Support(False, "servers are asked for greedy answers, given at once")
-        return Support(True, "greedily, with the run's stop strings")
+        if generation.thinking:
+            return Support(False, "servers are asked for answers, given at once: gen.think_tokens=0")
+        return Support(True, "with the run's temperature and stop strings, and a seed for each draw")
 
     def starts(self, start: Start, stack: Stack) -> Support:
         if start in ("reloaded", "restarted"):

@@ -133,8 +133,7 @@ class EndpointSession(Session):
         plain = {
             "model": self.server.model,
             "max_tokens": sample.max_new_tokens,
-            "temperature": 0.0,
-            "seed": seed,
+            **_sampling(sample, seed),
             **({"stop": list(sample.stop)} if sample.stop else {}),
             **prompt.fields,
         }
@@ -144,6 +143,7 @@ class EndpointSession(Session):
         return {
             **plain,
             "repetition_penalty": 1.0,  # not the checkpoint's own choice
+            **({"top_k": -1, "min_p": 0.0} if sample.temperature else {}),
             "stop_token_ids": sorted(self.tokenizer.stop_ids),
             "ignore_eos": True,  # the stop tokens above are all there are, and the same on every engine
             "return_token_ids": True,
@@ -225,3 +225,10 @@ class EndpointSession(Session):
         """The layers that decide how many bytes a token takes. The control's eviction took its tokens before they were sent."""
         evict = None if stack.name == CONTROL else stack.evict
         return replace(stack, evict=evict, paging=None, prefix=None, offload=None)
+
+
+def _sampling(sample: Sample, seed: int) -> dict[str, Any]:
+    """How the answer is drawn: from the whole distribution, with one seed for both sides of a pair."""
+    if not sample.temperature:
+        return {"temperature": 0.0, "seed": seed}
+    return {"temperature": sample.temperature, "top_p": 1.0, "seed": int(digest([seed, sample.id]), 16) % 2**31}
