@@ -292,6 +292,73 @@ def _growth_bet(edge: Floats, variance: Floats, delta: float) -> Floats:
     return np.clip(edge / np.maximum(variance + edge**2, TINY), 0.0, 0.5 / (1 - delta))
 
 
+# --- Means of numbers without bounds, and quantiles ---
+
+
+def student_interval(x: ArrayLike, alpha: float) -> Interval | None:
+    """Student's limits of a mean, each one-sided at ``alpha``; None below two values. Values without any spread are taken at
+    their word: they were counted, not measured."""
+    x = np.asarray(x, dtype=float)
+    if len(x) < 2:
+        return None
+    half = float(stats.t.isf(alpha, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+    return Interval(float(x.mean()) - half, float(x.mean()) + half)
+
+
+def student_p_value(x: ArrayLike) -> float:
+    """Two-sided p-value against H0: mean of ``x`` = 0; 1.0 below two values."""
+    x = np.asarray(x, dtype=float)
+    if len(x) < 2 or np.all(np.abs(x) < TINY):
+        return 1.0
+    error = float(x.std(ddof=1)) / math.sqrt(len(x))
+    return 2 * float(stats.t.sf(abs(float(x.mean())) / error, len(x) - 1)) if error > TINY else 0.0
+
+
+def student_sample_size(spread: float, edge: float, alpha: float, power: float) -> int | None:
+    """Values needed until the lower ``student_interval`` limit of a mean that is ``edge`` above a bound lies above it.
+
+    By the noncentral t distribution. None if the mean is not above the bound, or above a million values.
+
+    Args:
+        spread: Standard deviation of one value.
+        edge: True mean minus bound.
+        alpha: One-sided level.
+        power: Wanted probability of success.
+    """
+    if edge <= 0:
+        return None
+
+    def reached(n: int) -> bool:
+        return bool(stats.nct.sf(stats.t.isf(alpha, n - 1), n - 1, edge * math.sqrt(n) / spread) >= power)
+
+    if spread <= TINY:
+        return 2
+    low = high = 2
+    while not reached(high):
+        low, high = high, 2 * high
+        if low > 1_000_000:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
+def quantile_interval(x: ArrayLike, q: float, alpha: float) -> Interval | None:
+    """Limits of the ``q``-quantile, each one-sided at ``alpha``, from order statistics and no assumption on the distribution.
+
+    None where there are too few values for a limit on either side: of a p99 below 299, at alpha 0.05. Values are taken as
+    independent. Conover 1999, section 3.2.
+    """
+    ordered = np.sort(np.asarray(x, dtype=float))
+    n = len(ordered)
+    low = int(np.searchsorted(stats.binom.cdf(np.arange(n), n, q), alpha, side="right"))  # values that may be below
+    high = 1 + int(np.argmax(stats.binom.sf(np.arange(n + 1), n, q) <= alpha))
+    if low < 1 or high > n:
+        return None
+    return Interval(float(ordered[low - 1]), float(ordered[high - 1]))
+
+
 # --- Power, sample sizes and the smallest margin ---
 
 

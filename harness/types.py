@@ -318,3 +318,20 @@ class Pair:
     prompts_agree: bool = True
     acted: bool = True  # every layer of the candidate's stack acted on this sample
     acts_by_prompt: bool = True  # acting depends on the prompt alone, so samples where it did not may be left out
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was seen of one timed request: seconds of one clock that starts before the load does, None where nothing was seen."""
+
+    id: str
+    tokens_in: int
+    tokens_out: int
+    queued_s: float | None = None  # it was due
+    sent_s: float | None = None  # it was handed to the engine
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    end_s: float | None = None  # it was known to be over, well or not
+    token_s: tuple[float, ...] | None = None  # each output token's arrival, where each was seen
+    cached_tokens: int | None = None  # of the prompt, not computed for this request
+    error: str = ""  # it failed, or gave other than what was asked for

@@ -29,6 +29,8 @@ BANNED = {
     "harness/parts.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
     "harness/verdict.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
     "harness/compare.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
+    "harness/payoff.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
+    "harness/bench/metrics.py": ["torch", "transformers", "harness.engines", "strategies", "tasks", "pandas"],
     "harness/judge.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/report": ["torch", "transformers", "harness.engines", "strategies", "tasks", "hydra", "omegaconf"],
     "harness/plan.py": ["torch", "transformers", "hydra", "omegaconf", "strategies.evict", "strategies.quant"],

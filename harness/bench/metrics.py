@@ -1,0 +1,158 @@
+"""What raw times of requests amount to. Pure: a metric is None where an input was not seen, never 0.
+
+Names differ between tools; these are ours, and what each includes is said with it. A request that failed has no latency, adds no
+tokens, takes its time, and meets no target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from harness import stats
+from harness.stats import Interval
+from harness.types import Request
+
+
+def queue_s(request: Request) -> float | None:
+    """From due to sent: what it waited outside the engine."""
+    return _between(request, request.queued_s, request.sent_s)
+
+
+def ttft_s(request: Request) -> float | None:
+    """Time to first token, from sent: the engine's own queue and the prefill are in it."""
+    return _between(request, request.sent_s, request.first_token_s)
+
+
+def tpot_s(request: Request) -> float | None:
+    """Time per output token after the first: without the prefill. Of one token there is none."""
+    whole = _between(request, request.first_token_s, request.last_token_s)
+    return None if whole is None or request.tokens_out < 2 else whole / (request.tokens_out - 1)
+
+
+def itl_s(request: Request) -> tuple[float, ...] | None:
+    """Inter-token latencies: each gap between one token and the next, first token excluded."""
+    if request.error or request.token_s is None:
+        return None
+    return tuple(after - before for before, after in zip(request.token_s, request.token_s[1:], strict=False))
+
+
+def e2e_s(request: Request) -> float | None:
+    """From sent to the end."""
+    return _between(request, request.sent_s, request.end_s)
+
+
+def _between(request: Request, start: float | None, end: float | None) -> float | None:
+    return None if request.error or start is None or end is None else end - start
+
+
+def span_s(requests: Sequence[Request]) -> float | None:
+    """From the first request due to the last one over, failed ones among them; ramp-up and drain are in it.
+
+    None where a request that did not fail misses either time.
+    """
+    seen = [(_start(request), request.end_s) for request in requests]
+    if any(None in times for times, request in zip(seen, requests, strict=True) if not request.error):
+        return None
+    starts = [start for start, _ in seen if start is not None]
+    ends = [end for _, end in seen if end is not None]
+    span = max(ends) - min(starts) if starts and ends else 0.0
+    return span if span > 0 else None
+
+
+def _start(request: Request) -> float | None:
+    return request.sent_s if request.queued_s is None else request.queued_s
+
+
+def output_tokens_s(requests: Sequence[Request]) -> float | None:
+    """Output tokens of the requests that did not fail, a second of the span; None if all failed."""
+    return _rate(requests, lambda request: request.tokens_out)
+
+
+def requests_s(requests: Sequence[Request]) -> float | None:
+    """Requests that did not fail, a second of the span; None if all failed."""
+    return _rate(requests, lambda request: 1)
+
+
+def _rate(requests: Sequence[Request], amount: Callable[[Request], int]) -> float | None:
+    span, done = span_s(requests), [request for request in requests if not request.error]
+    return None if span is None or not done else sum(map(amount, done)) / span
+
+
+@dataclass(frozen=True)
+class SLO:
+    """What a request may take, in seconds; None is no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    itl_s: float | None = None  # no gap between two tokens may be longer
+    e2e_s: float | None = None
+
+    @property
+    def limits(self) -> dict[str, float]:
+        return {name: limit for name, limit in asdict(self).items() if limit is not None}
+
+    def problems(self, field: str) -> list[str]:
+        return [
+            f"{field}.{name} must be a number of seconds above 0, got {limit}"
+            for name, limit in self.limits.items()
+            if not (math.isfinite(limit) and limit > 0)
+        ]
+
+    def met_by(self, request: Request) -> bool | None:
+        """False if it failed or broke a limit; None if a limit cannot be checked and none is known to be broken.
+
+        Where an answer has one token there is nothing between tokens to be late.
+        """
+        if request.error:
+            return False
+        single = request.tokens_out == 1
+        gaps = itl_s(request)
+        worst = {
+            "ttft_s": ttft_s(request),
+            "tpot_s": 0.0 if single else tpot_s(request),
+            "itl_s": 0.0 if single else max(gaps, default=None) if gaps is not None else None,
+            "e2e_s": e2e_s(request),
+        }
+        taken = [(worst[name], limit) for name, limit in self.limits.items()]
+        if any(time is not None and time > limit for time, limit in taken):
+            return False
+        return None if any(time is None for time, _ in taken) else True
+
+
+def goodput(requests: Sequence[Request], slo: SLO) -> float | None:
+    """Requests that meet every limit, a second of the span; None without limits, or where one request cannot be told."""
+    span, met = span_s(requests), [slo.met_by(request) for request in requests]
+    return None if span is None or not slo.limits or None in met else sum(map(bool, met)) / span
+
+
+def attainment(requests: Sequence[Request], slo: SLO) -> float | None:
+    """Share of all requests that meet every limit; None as for ``goodput``."""
+    met = [slo.met_by(request) for request in requests]
+    return None if not met or not slo.limits or None in met else sum(map(bool, met)) / len(met)
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """A percentile of pooled values, linear between them, with limits where there are enough values for any."""
+
+    value: float
+    interval: Interval | None
+    n: int
+
+
+def percentile(values: Iterable[float | None], percent: float, alpha: float = 0.025) -> Percentile | None:
+    """Of the values that are there; None if there are none. The limits are one-sided at ``alpha`` each."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    value = float(np.percentile(known, percent))
+    return Percentile(value, stats.quantile_interval(known, percent / 100, alpha), len(known))
+
+
+def pooled_itl_s(requests: Iterable[Request]) -> list[float]:
+    """Every gap of every request that did not fail and whose tokens were seen one by one."""
+    return [gap for request in requests for gap in itl_s(request) or ()]
