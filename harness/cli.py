@@ -24,6 +24,7 @@ USAGE = """\
 kvgate: may this KV-cache setting be switched on, for this model and these tasks?
 
   kvgate run    judge strategies against the full-precision cache, task by task
+  kvgate bench  measure what they pay: speed, latency and memory of the same settings, in alternation
   kvgate report rebuild a run's verdict and report from stored cells, also with another margin
   kvgate doctor what is installed, and which layer works on which engine
 
@@ -49,20 +50,27 @@ def _refusals() -> Iterator[None]:
         problems.append(f"failed unexpectedly, {type(error).__name__}: {error}; finished samples are kept")
 
 
-def run_jobs(composed: Sequence[tuple[DictConfig, Sequence[str]]]) -> None:
-    """Plan, run, judge and report all points of a grid as one run."""
+def run_jobs(composed: Sequence[tuple[DictConfig, Sequence[str]]], command: str = "run") -> None:
+    """Plan, run, judge and report all points of a grid as one run of ``kvgate run`` or ``kvgate bench``."""
     global exit_code
     from harness import commands
+    from harness.bench import command as benches
     from harness.plan import Job
 
     with _refusals():
         jobs = [Job(schema.plain(config), overrides) for config, overrides in composed]
-        exit_code = commands.run(jobs, ["kvgate run", *sys.argv[1:]])
+        carry_out = {"run": commands.run, "bench": benches.bench}[command]
+        exit_code = carry_out(jobs, [f"kvgate {command}", *sys.argv[1:]])
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="run")
 def run(config: DictConfig) -> None:
     run_jobs([(config, list(hydra.core.hydra_config.HydraConfig.get().overrides.task))])
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="bench")
+def bench(config: DictConfig) -> None:
+    run_jobs([(config, list(hydra.core.hydra_config.HydraConfig.get().overrides.task))], "bench")
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="report")
@@ -85,7 +93,7 @@ def doctor(config: DictConfig) -> None:
         print(json.dumps(facts, indent=1) if config.format == "json" else doctors.doctor_text(facts))
 
 
-COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "report": report, "doctor": doctor}
+COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "bench": bench, "report": report, "doctor": doctor}
 BARE_WORDS = {"report": "run"}  # a bare word of this command is this key's value
 LISTS = ("compare",)  # commas in these values part the names of a list, and never make a sweep
 TEXTS = ("gen.think_open", "gen.think_close")  # these values are texts whatever signs are in them

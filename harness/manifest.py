@@ -15,6 +15,7 @@ from harness.store import write_atomic
 from harness.types import BadInput
 
 if TYPE_CHECKING:
+    from harness.engines.base import Engine, ModelFacts
     from harness.plan import Group, Plan  # a report reads manifests without what planning needs
 
 SCHEMA = "kvgate.run/1"
@@ -22,36 +23,42 @@ SCHEMA = "kvgate.run/1"
 
 def make_manifest(plan: Plan, command: Sequence[str], notes: Sequence[str] = ()) -> dict[str, Any]:
     """Describe a plan. ``command`` is what the user typed, ``notes`` are what a report has to tell of how the plan came about."""
-    shape = plan.facts.shape
+    return {
+        "schema": SCHEMA,
+        "name": plan.name,
+        **origin(plan.facts, plan.engine, command),
+        "gate": asdict(plan.gate),
+        "gen": asdict(plan.generation),
+        "compare": list(plan.compare),
+        "notes": list(notes),
+        "groups": [_group(plan, group) for group in plan.groups],
+    }
+
+
+def origin(facts: ModelFacts, engine: Engine, command: Sequence[str]) -> dict[str, Any]:
+    """Where results come from: when and how they were asked for, which model, which engine, which code."""
+    shape = facts.shape
     model = {
-        **plan.facts.identity,
-        "id": plan.facts.display,
-        "weights_sha": plan.facts.identity["weights"],
-        "deploy_dtype": plan.facts.deploy_dtype,
-        "deploy_element_bytes": plan.facts.deploy_bytes,
+        **facts.identity,
+        "id": facts.display,
+        "weights_sha": facts.identity["weights"],
+        "deploy_dtype": facts.deploy_dtype,
+        "deploy_element_bytes": facts.deploy_bytes,
         "element_bytes": shape.element_bytes,
         "layers": shape.layers,
         "kv_heads": shape.kv_heads,
         "query_heads": shape.query_heads,
         "head_dim": shape.head_dim,
         **({"value_dim": shape.value_dim} if shape.latent else {}),
-        "max_tokens": plan.facts.max_tokens,
+        "max_tokens": facts.max_tokens,
     }
-    engine = plan.engine.spec()
     return {
-        "schema": SCHEMA,
-        "name": plan.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": f"{command[0]} {shlex.join(command[1:])}",
         "model": model,
-        "engine": {**engine, "versions": provenance.versions(), "cpu": provenance.cpu()},
-        "gate": asdict(plan.gate),
-        "gen": asdict(plan.generation),
-        "compare": list(plan.compare),
-        "notes": list(notes),
+        "engine": {**engine.spec(), "versions": provenance.versions(), "cpu": provenance.cpu()},
         "kvgate": provenance.versions()["kvgate"],
         "git": provenance.git_commit(),
-        "groups": [_group(plan, group) for group in plan.groups],
     }
 
 

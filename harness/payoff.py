@@ -125,21 +125,22 @@ def gain(logs: NDArray[np.float64], alpha: float) -> Gain:
     return Gain(len(logs), math.exp(float(logs.mean())) if len(logs) else None, low, high)
 
 
-def judge_metric(name: str, series: Series, payoff: Payoff, look: int = 1) -> MetricVerdict:
+def judge_metric(name: str, series: Series, payoff: Payoff, look: int = 1, planned: int = MIN_PAIRS) -> MetricVerdict:
     """One metric of one candidate against the wanted gain.
 
     GO when the lower limit of the mean gain is at or above what was wanted, NO-GO when the upper limit is below it, each
-    one-sided at ``alpha / looks``, with at least ``MIN_PAIRS`` pairs. MEASURED where nothing was wanted.
+    one-sided at ``alpha / looks``, when all planned pairs are there. MEASURED where nothing was wanted.
 
     Args:
         name: One of ``METRICS``.
         look: Which test of this candidate this is, from 1.
+        planned: Pairs that were to be measured, at least ``MIN_PAIRS``.
     """
     more, alpha = METRICS[name].more_is_better, payoff.alpha / payoff.looks
     logs, itself = (log_gains(pairs, more_is_better=more) for pairs in (series.pairs, series.noise))
     found, wanted = gain(logs, alpha), payoff.wanted.get(name)
     needed = _pairs_needed(logs, wanted, alpha, payoff.power) if wanted is not None else None
-    decision, reason = _decide(logs, itself, wanted, alpha, look, payoff.looks)
+    decision, reason = _decide(logs, itself, wanted, alpha, look <= payoff.looks, planned)
     if decision is Decision.INCONCLUSIVE and needed is not None:
         reason += f"; about {needed} pairs would decide at this gain"
     return MetricVerdict(name, decision, wanted, found, gain(itself, NOISE_SHOWN), alpha, needed, reason)
@@ -150,17 +151,17 @@ def _decide(
     itself: NDArray[np.float64],
     wanted: float | None,
     alpha: float,
-    look: int,
-    looks: int,
+    in_time: bool,
+    planned: int,
 ) -> tuple[Decision, str]:
     if wanted is None:
         return Decision.MEASURED, "no gain was asked for"
     if stats.student_p_value(itself) < NOISE_ALPHA:
         return Decision.VOID, "the baseline measured twice differs from itself: something else moved with the order"
-    if len(logs) < MIN_PAIRS:
-        return Decision.INCONCLUSIVE, f"{len(logs)} pairs were measured, and at least {MIN_PAIRS} decide"
-    if look > looks:
-        return Decision.INCONCLUSIVE, f"all {looks} looks are spent: measure with another seed"
+    if len(logs) < planned:
+        return Decision.INCONCLUSIVE, f"{len(logs)} of {planned} pairs were measured"
+    if not in_time:
+        return Decision.INCONCLUSIVE, "all looks at these measurements are spent: measure with another seed"
     limits = stats.student_interval(logs, alpha)
     assert limits is not None
     low, high = limits

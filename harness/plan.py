@@ -169,7 +169,7 @@ def gate_of(config: Mapping[str, Any]) -> Gate:
 def plan(jobs: Sequence[Job]) -> Plan:
     """Merge the jobs of a grid into one plan. Raises BadInput with every problem found."""
     first = jobs[0].config
-    problems = _mixed(jobs)
+    problems = mixed(jobs)
     gate = gate_of(first["gate"])
     problems += gate.problems()
     generation = generation_of(first["gen"])
@@ -178,9 +178,9 @@ def plan(jobs: Sequence[Job]) -> Plan:
         problems += _numbers(job.config)
     store = ResultStore(Path(first["results_dir"]).expanduser().absolute())
     problems += store.problems()
-    engine, refused = _engine(first["engine"])
+    engine, refused = engine_of(first["engine"])
     problems += refused
-    stacks, found = _stacks(jobs, engine)
+    stacks, found = stacks_of(jobs, engine)
     problems += found
     if stacks and not any(stack.layers() for stack in stacks.values()):
         problems.append("strategy must name at least one beside full, which always runs as the baseline, got full")
@@ -244,14 +244,18 @@ def baseline_alone(planned: Plan, job: Job) -> Plan:
     full, task = Stack(BASELINE), make(job.config["task"], "task")
     asked = Job({**job.config, "strategy": {}})
     common = (planned.store, planned.engine, planned.facts)
-    group = _group(task.name, task, [asked], *common, {_strategy_key({}): full}, full, planned.generation)
+    group = _group(task.name, task, [asked], *common, {strategy_key({}): full}, full, planned.generation)
     baseline = tuple(cell for cell in group.cells if cell.role == "baseline")
     return replace(planned, groups=(replace(group, cells=baseline),), compare=())
 
 
-def _mixed(jobs: Sequence[Job]) -> list[str]:
+ALIKE = ("model", "engine", "gate", "calibration", "gen")  # of all jobs of a run
+
+
+def mixed(jobs: Sequence[Job], keys: Sequence[str] = ALIKE) -> list[str]:
+    """Parts that the jobs of one run must share, and do not."""
     problems = []
-    for key in ("model", "engine", "gate", "calibration", "gen"):
+    for key in keys:
         distinct = {json.dumps(job.config[key], sort_keys=True) for job in jobs}  # also of nan, which is refused later
         if len(distinct) > 1:
             problems.append(f"{key}: one run compares strategies on one {key}; start a run for each")
@@ -272,16 +276,20 @@ def _numbers(config: Mapping[str, Any]) -> list[str]:
         problems.append(f"start must be one of {', '.join(STARTS)}, got {config['start']!r}")
     if config["history"] not in HISTORIES:
         problems.append(f"history must be {' or '.join(HISTORIES)}, got {config['history']!r}")
-    if str(config["name"]).strip() in ("", ".", "..") or set(str(config["name"])) & set("/\\"):
-        problems.append(f"name must be a plain folder name, got {config['name']!r}")
-    return problems
+    return problems + named(config["name"])
 
 
-def _strategy_key(config: Mapping[str, Any]) -> str:
+def named(name: Any) -> list[str]:
+    """What is wrong with the name of a run's folder."""
+    bad = str(name).strip() in ("", ".", "..") or set(str(name)) & set("/\\")
+    return [f"name must be a plain folder name, got {name!r}"] if bad else []
+
+
+def strategy_key(config: Mapping[str, Any]) -> str:
     return canonical({slot: layer for slot, layer in config.items() if slot != "name" and layer})
 
 
-def _engine(config: Mapping[str, Any]) -> tuple[Engine | None, list[str]]:
+def engine_of(config: Mapping[str, Any]) -> tuple[Engine | None, list[str]]:
     try:
         return make(config, "engine"), []
     except BadInput as error:
@@ -294,7 +302,7 @@ def _prefilled(job: Job, engine: Engine) -> Job:
     return Job({**job.config, "prefill": engine.prefill if asked == "auto" else asked}, job.overrides)
 
 
-def _stacks(jobs: Sequence[Job], engine: Engine | None) -> tuple[dict[str, Stack], list[str]]:
+def stacks_of(jobs: Sequence[Job], engine: Engine | None) -> tuple[dict[str, Stack], list[str]]:
     """Distinct stacks by configuration, as the engine serves them. One that the command line changed is named by what it is."""
     stacks: dict[str, Stack] = {}
     problems = []
@@ -309,7 +317,7 @@ def _stacks(jobs: Sequence[Job], engine: Engine | None) -> tuple[dict[str, Stack
         renamed = any(word.lstrip("+").startswith("strategy.name=") for word in job.overrides)
         if (changed and not renamed) or not config.get("name"):
             stack = replace(stack, name=stack.short())
-        stacks.setdefault(_strategy_key(config), stack)
+        stacks.setdefault(strategy_key(config), stack)
     names = Counter(stack.name for stack in stacks.values())
     for key, stack in stacks.items():
         if names[stack.name] > 1 or (stack.name in (BASELINE, CONTROL) and stack.layers()):
@@ -369,19 +377,19 @@ def _refusals(
     for stack in stacks:
         for layer in stack.layers():
             answer = engine.supports(layer)
-            found += _refused(f"strategy.{layer.slot}", engine, f"{layer.slot}/{layer.name}", answer)
+            found += refused(f"strategy.{layer.slot}", engine, f"{layer.slot}/{layer.name}", answer)
         for start in dict.fromkeys(job.config["start"] for job in jobs):
             if start in STARTS and matters(start, stack):
-                found += _refused(f"start={start}", engine, stack.name, engine.starts(start, stack))
+                found += refused(f"start={start}", engine, stack.name, engine.starts(start, stack))
     if control:
-        found += _refused("gate.control", engine, control.describe(), engine.controls(control))
+        found += refused("gate.control", engine, control.describe(), engine.controls(control))
     for task in tasks:
         if task.fidelity:
-            found += _refused("task", engine, task.name, engine.follows())
+            found += refused("task", engine, task.name, engine.follows())
     return found
 
 
-def _refused(asked: str, engine: Engine, whom: str, answer: Support) -> list[str]:
+def refused(asked: str, engine: Engine, whom: str, answer: Support) -> list[str]:
     return [] if answer.yes else [f"{asked}: engine {engine.name} refuses {whom}: {answer.why}"]
 
 
@@ -389,14 +397,14 @@ def _modes(engine: Engine, stacks: Iterable[Stack], facts: ModelFacts, jobs: Seq
     """Strategies and modes that the engine cannot serve for this model."""
     found = []
     for stack in stacks:
-        found += _refused("strategy", engine, stack.name, engine.serves(stack, facts.shape))
+        found += refused("strategy", engine, stack.name, engine.serves(stack, facts.shape))
     for compress in dict.fromkeys(job.config["compress"] for job in jobs):
         answer = engine.compresses(compress, facts.shape)
-        found += _refused(f"compress={compress}", engine, facts.display, answer)
+        found += refused(f"compress={compress}", engine, facts.display, answer)
     for prefill in dict.fromkeys(job.config["prefill"] for job in jobs):
         for stack in stacks:
             answer = engine.prefills(stack, prefill, facts.shape)
-            found += _refused(f"prefill={prefill}", engine, stack.name, answer)
+            found += refused(f"prefill={prefill}", engine, stack.name, answer)
     return found
 
 
@@ -513,7 +521,7 @@ def _group(
         }
         return PlannedCell(store.ask(ask), role, stack.name, stack, layers, ask)
 
-    candidates = {_strategy_key(job.config["strategy"]): job.config["strategy"] for job in same}
+    candidates = {strategy_key(job.config["strategy"]): job.config["strategy"] for job in same}
     cells = [
         cell("baseline", Stack(BASELINE), {}),
         *(cell("candidate", stacks[key], layers) for key, layers in candidates.items() if stacks[key].layers()),

@@ -18,6 +18,29 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 
 @dataclass
+class SLOSchema:
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    itl_s: float | None = None
+    e2e_s: float | None = None
+
+
+@dataclass
+class PayoffSchema:
+    throughput: float | None = None
+    requests: float | None = None
+    goodput: float | None = None
+    ttft_p50: float | None = None
+    ttft_p99: float | None = None
+    tpot_p50: float | None = None
+    itl_p99: float | None = None
+    e2e_p50: float | None = None
+    peak: float | None = None
+    capacity: float | None = None
+    slo: SLOSchema = field(default_factory=SLOSchema)
+
+
+@dataclass
 class GateSchema:
     margin: float = MISSING
     margin_kind: str = MISSING
@@ -27,6 +50,7 @@ class GateSchema:
     tasks: list[str] = field(default_factory=list)
     strict: bool = False
     control: Any = MISSING
+    payoff: PayoffSchema = field(default_factory=PayoffSchema)
 
 
 @dataclass
@@ -67,6 +91,22 @@ class RunSchema:
 
 
 @dataclass
+class BenchSchema:
+    model: Any = MISSING
+    engine: Any = MISSING
+    strategy: Any = MISSING
+    load: Any = MISSING
+    gate: GateSchema = field(default_factory=GateSchema)
+    hardware: Any = MISSING
+    pairs: int = MISSING
+    seed: int = MISSING
+    calibration: CalibrationSchema = field(default_factory=CalibrationSchema)
+    name: str = MISSING
+    results_dir: str = MISSING
+    dry_run: bool = False
+
+
+@dataclass
 class ReportGateSchema:
     """What may be asked differently of stored cells; None keeps what the run promised."""
 
@@ -96,6 +136,7 @@ def register() -> None:
     """Make the skeletons known to Hydra; the primary config of each command names its own first."""
     store = ConfigStore.instance()
     store.store(name="base_run", node=RunSchema)
+    store.store(name="base_bench", node=BenchSchema)
     store.store(name="base_report", node=ReportSchema)
     store.store(name="base_doctor", node=DoctorSchema)
     OmegaConf.register_new_resolver("scratch", _scratch, use_cache=True, replace=True)

@@ -12,6 +12,7 @@ writer or a kill at any moment cannot corrupt what is there.
                       part-*.jsonl          records, one a line, each with its checksum
                       finished-<samples>    empty: every sample of that set has a record
                       damaged/              part files that held a damaged line, moved aside
+      loads/<address>/                      of a timed load: the same, its lines are measurements
       samples/<key>.parquet                 the samples of a task, made once
       looks/<pair>/<samples>.json           one file for each set of samples a pair of cells was tested on
       runs/<name>/                          what one command made; it points at cells
@@ -25,11 +26,14 @@ import os
 import shutil
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from harness.types import BadInput, Record, State, canonical, digest
+from harness.types import BadInput, Measurement, Record, State, canonical, digest
+
+Line = TypeVar("Line", Record, Measurement)
 
 READ_TRIES = 20  # reads of a cell while others merge its parts
 MERGE_ABOVE = 1  # parts of a finished cell are merged into one file when there are more than this
@@ -54,18 +58,18 @@ def write_atomic(path: Path, text: str) -> None:
     os.replace(beside, path)
 
 
-def _line(record: Record) -> str:
+def _line(record: Record | Measurement) -> str:
     body = record.to_json()
     return canonical({"checksum": digest(body), "record": body})
 
 
-def _parse(line: str) -> Record:
-    """Raises ValueError, KeyError or TypeError if the line is not a whole record."""
+def _body(line: str) -> dict[str, Any]:
+    """Raises ValueError, KeyError or TypeError if the line is not whole."""
     outer = json.loads(line)
-    body = outer["record"]
+    body: dict[str, Any] = outer["record"]
     if digest(body) != outer["checksum"]:
         raise ValueError("checksum does not match")
-    return Record.from_json(body)
+    return body
 
 
 def _rank(record: Record) -> int:
@@ -78,31 +82,28 @@ def _rank(record: Record) -> int:
     return (record.state is State.TRUNCATED) + (0 if record.final else 2)
 
 
-class Cell:
-    """One cell's folder."""
+class Parts(ABC, Generic[Line]):
+    """One folder of part files, whose lines are of one kind."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.address = folder.name
 
-    def read(self, hashes: Mapping[str, str] | None = None) -> tuple[dict[str, Record], list[Damage]]:
-        """Records by sample id, and what was damaged.
+    @abstractmethod
+    def _parse(self, body: dict[str, Any]) -> Line:
+        """Raises ValueError, KeyError or TypeError if it is no such line."""
 
-        Args:
-            hashes: The samples wanted, id to hash. Records of other samples, or of a sample that has since changed under its
-                id, are left out. None gives all; of a changed sample any.
-        """
-        records, damaged = self._read()
-        wanted = {
-            sample: record
-            for (sample, sample_hash), record in records.items()
-            if hashes is None or hashes.get(sample) == sample_hash
-        }
-        return wanted, damaged
+    @abstractmethod
+    def _key(self, record: Line) -> tuple[str, str]:
+        """Of the lines with one key the best counts."""
 
-    def _read(self) -> tuple[dict[tuple[str, str], Record], list[Damage]]:
-        """The best record of every (sample id, sample hash). Read again if another writer merged parts meanwhile."""
-        found: tuple[dict[tuple[str, str], Record], list[Damage]] = ({}, [])
+    def _rank(self, record: Line) -> int:
+        """The lowest is the best."""
+        return 0
+
+    def _read(self) -> tuple[dict[tuple[str, str], Line], list[Damage]]:
+        """The best record of every key. Read again if another writer merged parts meanwhile."""
+        found: tuple[dict[tuple[str, str], Line], list[Damage]] = ({}, [])
         for _ in range(READ_TRIES):
             before = sorted(self.folder.glob("part-*.jsonl"))
             try:
@@ -114,20 +115,20 @@ class Cell:
                 break
         return found
 
-    def _read_files(self, files: list[Path]) -> tuple[dict[tuple[str, str], Record], list[Damage]]:
-        records: dict[tuple[str, str], Record] = {}
+    def _read_files(self, files: list[Path]) -> tuple[dict[tuple[str, str], Line], list[Damage]]:
+        records: dict[tuple[str, str], Line] = {}
         damaged = []
         for file in files:
             # a damaged byte may not even be text; it must cost one line, not the file
             lines = file.read_bytes().decode("utf-8", errors="replace").splitlines()
             for number, line in enumerate(lines, start=1):
                 try:
-                    record = _parse(line)
+                    record = self._parse(_body(line))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     damaged.append(Damage(file, number, f"{type(error).__name__}: {error}"))
                     continue
-                key = (record.sample_id, record.sample_hash)
-                if key not in records or _rank(record) < _rank(records[key]):
+                key = self._key(record)
+                if key not in records or self._rank(record) < self._rank(records[key]):
                     records[key] = record
         return records, damaged
 
@@ -147,7 +148,7 @@ class Cell:
                 mark.unlink(missing_ok=True)
         return damaged
 
-    def append(self, records: Iterable[Record]) -> None:
+    def append(self, records: Iterable[Line]) -> None:
         """Add records as one new part file."""
         self._write_part([_line(record) for record in records])
 
@@ -190,6 +191,50 @@ class Cell:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
+class Cell(Parts[Record]):
+    """One cell's folder."""
+
+    def _parse(self, body: dict[str, Any]) -> Record:
+        return Record.from_json(body)
+
+    def _key(self, record: Record) -> tuple[str, str]:
+        return record.sample_id, record.sample_hash
+
+    def _rank(self, record: Record) -> int:
+        return _rank(record)
+
+    def read(self, hashes: Mapping[str, str] | None = None) -> tuple[dict[str, Record], list[Damage]]:
+        """Records by sample id, and what was damaged.
+
+        Args:
+            hashes: The samples wanted, id to hash. Records of other samples, or of a sample that has since changed under its
+                id, are left out. None gives all; of a changed sample any.
+        """
+        records, damaged = self._read()
+        wanted = {
+            sample: record
+            for (sample, sample_hash), record in records.items()
+            if hashes is None or hashes.get(sample) == sample_hash
+        }
+        return wanted, damaged
+
+
+class LoadCell(Parts[Measurement]):
+    """The folder of one setting under one load."""
+
+    def _parse(self, body: dict[str, Any]) -> Measurement:
+        return Measurement.from_json(body)
+
+    def _key(self, record: Measurement) -> tuple[str, str]:
+        return record.trial, ""
+
+    def read(self) -> tuple[dict[str, Measurement], list[Damage]]:
+        """Measurements by trial, oldest first, and what was damaged."""
+        found, damaged = self._read()
+        ordered = sorted(found.values(), key=lambda one: (one.began, one.trial))
+        return {one.trial: one for one in ordered}, damaged
+
+
 class ResultStore:
     """A results folder, on a disk or a network share. Many may read and write it at once."""
 
@@ -210,12 +255,15 @@ class ResultStore:
     def cell(self, address: str) -> Cell:
         return Cell(self.root / "cells" / address)
 
+    def load(self, address: str) -> LoadCell:
+        return LoadCell(self.root / "loads" / address)
+
     def ask(self, ask: Mapping[str, Any]) -> str:
         """The address of the cell that answers ``ask``."""
         return digest(ask, 24)
 
-    def note_ask(self, ask: Mapping[str, Any]) -> None:
-        path = self.cell(self.ask(ask)).folder / "ask.json"
+    def note_ask(self, ask: Mapping[str, Any], kind: Literal["cells", "loads"] = "cells") -> None:
+        path = self.root / kind / self.ask(ask) / "ask.json"
         if not path.exists():
             write_atomic(path, json.dumps(ask, indent=1, sort_keys=True))
 

@@ -335,3 +335,54 @@ class Request:
     token_s: tuple[float, ...] | None = None  # each output token's arrival, where each was seen
     cached_tokens: int | None = None  # of the prompt, not computed for this request
     error: str = ""  # it failed, or gave other than what was asked for
+
+
+@dataclass(frozen=True)
+class LoadMemory:
+    """Memory of one setting while it served one load, in bytes."""
+
+    stored_bytes: int  # held for all prompts of the load, as measured
+    formula_bytes: int  # predicted for the same
+    kv_bytes_per_token: float  # of prompts and answers: allocated where the engine tells, else by formula as deployed
+    peak_bytes: int | None  # of allocator (GPU) or process (CPU) since the load began; None where nobody tells
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one setting made of one load, alone on its engine."""
+
+    requests: tuple[Request, ...]
+    evidence: tuple[Evidence, ...]
+    memory: LoadMemory
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One load, served once. One JSON line in the store.
+
+    What is compared was measured in one ``trial``, one setting after the other; a trial that was broken off leaves measurements
+    that pair with nothing.
+    """
+
+    cell: str
+    trial: str
+    place: int  # which of its trial it was, from 0
+    began: float  # Unix time
+    served: Served | None
+    error: str = ""  # why nothing was served
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
+        """Inverse of ``to_json``. Raises KeyError, TypeError or ValueError on a damaged measurement."""
+        data = dict(data)
+        if served := data["served"]:
+            requests = tuple(
+                Request(**{**one, "token_s": None if one["token_s"] is None else tuple(one["token_s"])})
+                for one in served["requests"]
+            )
+            evidence = tuple(Evidence(**one) for one in served["evidence"])
+            data["served"] = Served(requests, evidence, LoadMemory(**served["memory"]))
+        return cls(**data)

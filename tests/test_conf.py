@@ -47,6 +47,12 @@ def job(*overrides: str) -> Job:
 
 @pytest.mark.parametrize("group, option", OPTIONS, ids=lambda x: str(x))
 def test_an_option_composes_and_builds(group: str, option: str) -> None:
+    if group in ("load", "hardware"):
+        config = composed("bench", f"{group}={option}")
+        if group == "load":
+            load = make(config["load"], "load")
+            assert load.problems(8192) == [] and load.name == option
+        return
     if group == "experiment":
         config = composed("run", f"experiment={option}")
         assert config["gate"]["margin"] > 0
@@ -70,7 +76,7 @@ def test_an_option_composes_and_builds(group: str, option: str) -> None:
         assert isinstance(make(config["engine"], "engine"), Engine)
 
 
-@pytest.mark.parametrize("command", ["run", "report", "doctor"])
+@pytest.mark.parametrize("command", ["run", "bench", "report", "doctor"])
 def test_a_primary_config_composes(command: str) -> None:
     assert composed(command, *(["run=x"] if command == "report" else []))
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-from harness.types import Evidence, Fault, Generation, Memory, Response, Sample
+from harness.types import Evidence, Fault, Generation, Memory, Response, Sample, Served
 from strategies.base import KVShape, Layer
 from strategies.stack import Stack
 from tasks.base import Tokenizer
@@ -87,6 +87,15 @@ class Answer:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """One request of a load: so many tokens are to follow these, whatever they are; no token ends it sooner."""
+
+    id: str
+    token_ids: Sequence[int]
+    output_tokens: int
+
+
 class Session(ABC):
     """A loaded model."""
 
@@ -124,6 +133,14 @@ class Session(ABC):
         batch by itself. Where an engine loads the baseline together with others, it is the first row of the first batch: samples
         that ``follow`` are measured against it. An answer does not depend on which rows decode beside it, up to float rounding.
         """
+
+    def serve(self, stack: Stack, prompts: Sequence[Prompt], *, in_flight: int, seed: int) -> Served:
+        """Serve a load with ``stack`` alone and note when each token came. Asked where ``Engine.times`` says yes.
+
+        All requests are due at once; at most ``in_flight`` are with the engine at a time. The clock starts before the first is
+        sent.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def facts(self) -> Mapping[str, Any]:
@@ -182,6 +199,10 @@ class Engine(ABC):
     def serves(self, stack: Stack, shape: KVShape) -> Support:
         """Whether what runs already, if anything does, was set up as ``stack`` is. Asked after ``describe`` found the model."""
         return Support(True, "each strategy is set up when it is opened")
+
+    def times(self, stack: Stack, loads: int) -> Support:
+        """Whether this engine can serve a load with ``stack`` alone and time it, with ``loads`` of it in memory at once. Pure."""
+        return Support(False, "its requests are not timed")
 
     def on_kernels(self, attention: str) -> dict[str, Any]:
         """Options of this engine that make it compute attention with the kernels that ``Session.facts`` calls so; none if it has

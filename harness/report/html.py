@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from harness.report.page import Page, badge
 from harness.report.plots import Plot
@@ -14,6 +14,11 @@ from harness.report.tables import DECISION
 
 def render(page: Page, pictures: Sequence[Plot]) -> str:
     """The page with its pictures embedded."""
+    return template("template.html.j2").render(page=page, pictures=pictures, decision_column=DECISION)
+
+
+def template(name: str) -> Template:
+    """A page of this folder; whatever it shows is escaped."""
     environment = Environment(
         loader=PackageLoader("harness.report", "."),
         autoescape=True,
@@ -24,5 +29,4 @@ def render(page: Page, pictures: Sequence[Plot]) -> str:
     environment.filters["badge"] = badge
     environment.filters["slug"] = lambda decision: decision.lower()
     environment.filters["data_uri"] = lambda png: "data:image/png;base64," + base64.b64encode(png).decode()
-    template = environment.get_template("template.html.j2")
-    return template.render(page=page, pictures=pictures, decision_column=DECISION)
+    return environment.get_template(name)

@@ -40,24 +40,24 @@ def _blocks(page: Page, pictures: Sequence[Plot]) -> Iterator[str]:
     for table, note in ((page.routes, page.routes_note), (page.families, page.families_note)):
         if table.rows:
             yield f"## {table.title}"
-            yield _table(table)
+            yield table_grid(table)
             yield escape(note)
     if page.comparisons.rows:
         yield f"## {page.comparisons.title}"
-        yield _table(page.comparisons)
+        yield table_grid(page.comparisons)
         yield bullets(page.comparison_whys)
         yield escape(page.comparisons_note)
     yield "## What to do next"
-    yield _table(page.next_steps) if page.next_steps.rows else "Every strategy is decided."
+    yield table_grid(page.next_steps) if page.next_steps.rows else "Every strategy is decided."
     yield "## Task by task"
     for part in page.tasks:
         yield f"### {escape(part.label)}"
         for table in part.tables:
             yield f"**{table.title}**"
-            yield _table(table)
+            yield table_grid(table)
         for table in part.inside:
             yield f"**{escape(table.title)}**"
-            yield _table(table)
+            yield table_grid(table)
         if part.inside:
             yield escape(page.inside_note)
     yield bullets(f"{term}: {meaning}" for term, meaning in page.glossary)
@@ -72,7 +72,7 @@ def _blocks(page: Page, pictures: Sequence[Plot]) -> Iterator[str]:
     yield "## Provenance"
     for table in page.provenance:
         yield f"**{table.title}**"
-        yield _table(table)
+        yield table_grid(table)
     yield "## How to reproduce"
     for purpose, command in page.reproduce:
         yield f"{escape(purpose)}:"
@@ -93,7 +93,7 @@ def _strategy(part: StrategyPart) -> Iterator[str]:
         yield bullets(part.reasons)
     for table in (part.evidence, part.loaded, part.memory, part.addresses):
         yield f"**{table.title}**"
-        yield _table(table) if table.rows else "Nothing recorded."
+        yield table_grid(table) if table.rows else "Nothing recorded."
     for label, flips in part.flips:
         yield f"**Flips worth reading: {escape(label)}** ({len(flips.shown)} of {flips.total})"
         for flip in flips.shown:
@@ -112,7 +112,7 @@ def _flip(flip: Flip) -> str:
     return f"Sample {escape(flip.sample_id)} ({escape(flip.facts)})\n\n{fenced(body)}"
 
 
-def _table(table: Table) -> str:
+def table_grid(table: Table) -> str:
     badges = table.columns.index(DECISION) if DECISION in table.columns else -1
     rows = [[f"**{badge(text)}**" if i == badges else escape(text) for i, text in enumerate(row)] for row in table.rows]
     return grid(list(map(escape, table.columns)), rows, table.words)

@@ -33,7 +33,7 @@ def text_table(verdict: Mapping[str, Any], width: int | None = None, by: str = "
 
 
 def _by_task(outlook: Outlook, width: int) -> list[str]:
-    head = _column(["strategy", *(shorten(_line(entry["name"]), NAME_LIMIT, "..") for entry in outlook.strategies)])
+    head = _column(["strategy", *(shorten(safe_line(entry["name"]), NAME_LIMIT, "..") for entry in outlook.strategies)])
     share = _column(["KV share", *(outlook.memory(entry["name"]) for entry in outlook.strategies)])
     overall = _column(["verdict", *(entry["decision"] for entry in outlook.strategies)])
     fixed = [head, overall, share]
@@ -46,7 +46,11 @@ def _by_family(outlook: Outlook, width: int) -> list[str]:
     wrap = textwrap.TextWrapper(width=width, subsequent_indent="  ")
     found = families.families(outlook)
     one_task = "Families of tasks: one task was judged, so there is no mean to take."
-    means = [_text(families.families_table(found)), wrap.fill(_line(families.FAMILIES_NOTE))] if found else [one_task]
+    means = (
+        [table_text(families.families_table(found)), wrap.fill(safe_line(families.FAMILIES_NOTE))]
+        if found
+        else [one_task]
+    )
     return [*means, *_routes(outlook, wrap)]
 
 
@@ -54,14 +58,14 @@ def _routes(outlook: Outlook, wrap: textwrap.TextWrapper) -> list[str]:
     found = families.routes(outlook)
     if not found:
         return ["Which stack for which task: one strategy was judged, so there is nothing to choose."]
-    reasons = [wrap.fill(_line(f"{route.task}: {route.reason}")) for route in found if route.reason]
-    return [_text(families.routes_table(found)), "\n".join([*reasons, wrap.fill(_line(families.ROUTES_NOTE))])]
+    reasons = [wrap.fill(safe_line(f"{route.task}: {route.reason}")) for route in found if route.reason]
+    return [table_text(families.routes_table(found)), "\n".join([*reasons, wrap.fill(safe_line(families.ROUTES_NOTE))])]
 
 
-def _text(table: Table) -> str:
+def table_text(table: Table) -> str:
     """A table of the report as columns of text under its title; reasons are too long for a column."""
     columns = [
-        _column([shorten(_line(text), 34, "..") for text in (name, *(row[at] for row in table.rows))])
+        _column([shorten(safe_line(text), 34, "..") for text in (name, *(row[at] for row in table.rows))])
         for at, name in enumerate(table.columns)
         if name != families.WHY
     ]
@@ -71,7 +75,7 @@ def _text(table: Table) -> str:
 def _task(outlook: Outlook, column: tuple[str, str]) -> list[str]:
     cells = [outlook.cell(entry["name"], column) for entry in outlook.strategies]
     gating = any(cell and cell.get("gating") for cell in cells)
-    label = _line(outlook.label(column)) + ("" if gating else " (not gating)")
+    label = safe_line(outlook.label(column)) + ("" if gating else " (not gating)")
     return _column([shorten(label, 34, ".."), *map(_cell, cells)])
 
 
@@ -116,7 +120,7 @@ def _block(fixed: list[list[str]], group: list[list[str]]) -> str:
 
 def _title(outlook: Outlook) -> str:
     gate, looks = outlook.gate, plain(outlook.gate.get("looks"))
-    return _line(
+    return safe_line(
         f"{plain(outlook.verdict.get('name'))}: {plain(outlook.model.get('id'))}, margin {general(gate.get('margin'))} "
         f"{gate.get('margin_kind') or 'absolute'}, alpha {general(gate.get('alpha'))} one-sided over {looks} looks"
         + (f"; {outlook.generated}" if outlook.generated else "")
@@ -125,25 +129,25 @@ def _title(outlook: Outlook) -> str:
 
 def _comparisons(outlook: Outlook, width: int) -> list[str]:
     wrap = textwrap.TextWrapper(width=width, subsequent_indent="  ")
-    lines = [wrap.fill(_line(sentences.comparison_why(outlook, pair))) for pair in outlook.comparisons]
+    lines = [wrap.fill(safe_line(sentences.comparison_why(outlook, pair))) for pair in outlook.comparisons]
     return ["\n".join(["Candidate against candidate", *lines])] if lines else []
 
 
 def _footer(outlook: Outlook, width: int) -> list[str]:
     wrap = textwrap.TextWrapper(width=width, subsequent_indent="  ")
     why = [
-        wrap.fill(_line(f"{entry['name']}: {entry['decision']}. {sentences.why(entry)}"))
+        wrap.fill(safe_line(f"{entry['name']}: {entry['decision']}. {sentences.why(entry)}"))
         for entry in outlook.strategies
         if entry["decision"] != Decision.GO
     ]
-    notes = [wrap.fill(_line(f"note: {note}")) for note in outlook.verdict.get("notes") or ()]
+    notes = [wrap.fill(safe_line(f"note: {note}")) for note in outlook.verdict.get("notes") or ()]
     legend = (
         f"delta [CI] = strategy - full; KV share of the full cache, formula at "
         f"{outlook.deploy_dtype}. Holds for this model and these tasks; speed was not measured."
     )
-    return ["\n".join(part) for part in (why, notes, [wrap.fill(_line(legend))]) if part]
+    return ["\n".join(part) for part in (why, notes, [wrap.fill(safe_line(legend))]) if part]
 
 
-def _line(text: str) -> str:
+def safe_line(text: str) -> str:
     """Text that cannot move the cursor or start a colour: names and reasons may come from anywhere."""
     return "".join(char if char.isprintable() else " " for char in text).replace(MINUS, "-")

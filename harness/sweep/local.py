@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from threading import Timer
+from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
 
 from harness.plan import Group, Plan
+from harness.sweep.process import Process
 from harness.types import BadInput, Record, State
 
-# Threads that spin while they wait for each other slow a run down many times where cores are shared with other work; those
-# that sleep at once cost a fifth on a quiet machine. A short spin costs neither.
-PATIENT = {"GOMP_SPINCOUNT": "1000"}
 PATIENCE = 6  # deaths without an answer between them after which the unit is given up
 TRIES = 2  # a sample on which the worker dies this often is recorded as failed and passed over
 
@@ -111,49 +103,16 @@ class _Watch:
     def _one_worker(self) -> bool:
         """True when the worker finished the unit, False when it died."""
         self.current, self.opened, self.hung, done = {}, False, False, False
-        command = [self.plan.engine.python or sys.executable, "-P", "-m", "harness.worker"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        environment = {**PATIENT, **os.environ}
-        # in a session of its own, so that whatever it starts can be ended with it
-        with subprocess.Popen(command, text=True, env=environment, start_new_session=True, **pipes) as worker:
-            assert worker.stdin is not None and worker.stdout is not None
+        with Process("harness.worker", self.plan.engine.python, self.plan.engine.silence_s) as worker:
             try:
-                worker.stdin.write(json.dumps(self.unit) + "\n")
-                worker.stdin.flush()  # and stays open: the worker ends when it closes
-                for line in self._lines(worker):
+                worker.tell(self.unit)
+                for line in worker.lines():
                     done = self._heard(line) or done
                 return worker.wait() == 0 and done
             except BrokenPipeError:
                 return False
             finally:
-                _end(worker)
-
-    def _lines(self, worker: subprocess.Popen[str]) -> Iterator[str]:
-        """What the worker says, until it ends, or is ended because it was silent for too long."""
-        assert worker.stdout is not None
-        while True:
-            with self._patience(worker):
-                line = worker.stdout.readline()
-            if not line:
-                return
-            yield line
-
-    @contextmanager
-    def _patience(self, worker: subprocess.Popen[str]) -> Iterator[None]:
-        if self.plan.engine.silence_s is None:
-            yield
-            return
-
-        def end() -> None:
-            self.hung = True
-            _end(worker)
-
-        timer = Timer(self.plan.engine.silence_s, end)
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+                self.hung = worker.hung
 
     def _heard(self, line: str) -> bool:
         """Take in one event; True for the last one of a finished unit."""
@@ -204,9 +163,3 @@ class _Watch:
             )
             self.plan.store.cell(cell).append([crash])
         self.bar.update()
-
-
-def _end(worker: subprocess.Popen[str]) -> None:
-    """End the worker and every process that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(worker.pid, signal.SIGKILL)

@@ -31,7 +31,7 @@ class KvgateLauncher(Launcher):
                 config.hydra.job.id = str(index)
                 config.hydra.job.num = index
             composed.append((config, list(overrides)))
-        cli.run_jobs(composed)
+        cli.run_jobs(composed, self.config.hydra.job.config_name)
         return [JobReturn(overrides=list(words), status=JobStatus.COMPLETED) for words in job_overrides]
 
 

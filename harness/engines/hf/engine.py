@@ -92,6 +92,15 @@ class HFEngine(Engine):
             return Support(False, "whatever it offloads comes back at every step, so start=cold is that already")
         return Support(True, "caches and tiers are brought into that state before each sample")
 
+    def times(self, stack: Stack, loads: int) -> Support:
+        if stack.prefix:
+            return Support(False, "the prompts of a load have no beginning in common, so there is nothing to reuse")
+        if stack.offload:
+            return Support(False, "a load never comes back to what a tier holds")
+        if any("future" in policy.needs for policy in stack.policies):
+            return Support(False, "a bound that looks ahead has no speed of its own")
+        return Support(True, "each setting alone, in this process")
+
     def load_key(self, stack: Stack) -> str:
         return "hf"  # every stack shares one load and one prefill
 

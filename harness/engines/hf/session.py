@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start
+from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Prompt, Row, Session, Start
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import Reference, decode, feed, follow
@@ -26,8 +26,9 @@ from harness.engines.hf.prefill import Prefilled, prefill, reread
 from harness.engines.hf.reuse import PrefixCache
 from harness.engines.hf.row import RowState
 from harness.engines.hf.sampling import Sampler
+from harness.engines.hf.timing import Timing
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
-from harness.types import Evidence, Memory, Sample, digest
+from harness.types import Evidence, Memory, Sample, Served, digest
 from strategies.base import UNMOVED, Calibration, Format, Moved, Offload, Prefix
 from strategies.stack import Stack
 
@@ -135,6 +136,13 @@ class HFSession(Session):
     ) -> Iterator[Answer]:
         for ask in asks:
             yield from self._answer(ask.sample, ask.batches, compress, prefill, start, seed)
+
+    def serve(self, stack: Stack, prompts: Sequence[Prompt], *, in_flight: int, seed: int) -> Served:
+        def compute(prompt: Prompt) -> Prefilled:
+            ids, sample = list(prompt.token_ids), Sample(prompt.id, "", "", (), prompt.output_tokens)
+            return self._prefill(PromptTokens(ids, []), ids, [stack], sample, seed)
+
+        return Timing(self.model, self.about, stack, compute).serve(prompts, in_flight)
 
     def _answer(
         self,

@@ -1,0 +1,87 @@
+"""What ``kvgate bench`` does, from composed configurations to files and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness import manifest as manifests
+from harness import provenance
+from harness.bench import drive
+from harness.bench.judge import judge
+from harness.bench.plan import BenchPlan, plan
+from harness.judge import strict_exit
+from harness.plan import Job
+from harness.report import bench as reports
+from harness.store import write_atomic
+from harness.types import BadInput
+
+SCHEMA = "kvgate.bench/1"
+
+
+def bench(jobs: Sequence[Job], command: Sequence[str]) -> int:
+    """Plan, measure what is missing, judge, report. Returns the exit code."""
+    planned = plan(jobs)
+    if jobs[0].config["dry_run"]:
+        print(describe(planned))
+        return 0
+    for arm in planned.arms:
+        for damage in planned.store.load(arm.address).repair():
+            print(f"{damage}; moved aside, that trial is measured again")
+    folder = planned.store.run(planned.name)
+    manifest = make_manifest(planned, command)
+    write_atomic(folder / "bench.json", json.dumps(manifest, indent=1, ensure_ascii=False))
+    lost = drive.execute(planned)
+    manifest["notes"] += lost
+    verdict = judge(planned.store, manifest, planned.payoff)
+    write_atomic(folder / "payoff.json", json.dumps(verdict, indent=1, ensure_ascii=False, allow_nan=False))
+    page = reports.write(folder, verdict)
+    print(reports.text(verdict))
+    print(f"report: {page}")
+    if lost:
+        raise BadInput(*lost)
+    return strict_exit({"strategies": verdict["candidates"]}) if jobs[0].config["gate"]["strict"] else 0
+
+
+def make_manifest(plan: BenchPlan, command: Sequence[str]) -> dict[str, Any]:
+    """bench.json: what was asked for, as plain data that points at the measurements."""
+    return {
+        "schema": SCHEMA,
+        "name": plan.name,
+        **manifests.origin(plan.facts, plan.engine, command),
+        "machine": {"cpu": provenance.cpu(), "cores": len(os.sched_getaffinity(0))},
+        "load": {**plan.load.spec(), "name": plan.load.name, "describe": plan.load.describe()},
+        "hardware": dict(plan.hardware),
+        "seed": plan.seed,
+        "pairs": plan.pairs,
+        "notes": [],
+        "arms": [
+            {
+                "address": arm.address,
+                "role": arm.role,
+                "strategy": arm.strategy,
+                "describe": arm.stack.describe(),
+                "stack": dict(arm.stack.spec()),
+            }
+            for arm in plan.arms
+        ],
+    }
+
+
+def describe(plan: BenchPlan) -> str:
+    """The plan as text for a terminal."""
+    missing: Mapping[str, int] = plan.missing()
+    wanted = ", ".join(f"{name} {gain:g}" for name, gain in plan.payoff.wanted.items()) or "nothing, all is measured"
+    trials = max(missing.values())
+    lines = [
+        f"model {plan.facts.display} on engine {plan.engine.name}, {len(plan.loads())} load(s)",
+        f"load {plan.load.describe()}, {plan.pairs} pairs in alternation",
+        f"wanted gain: {wanted}; alpha {plan.payoff.alpha} over {plan.payoff.looks} looks",
+        f"  baseline  full, measured twice in each of {trials} trials",
+    ]
+    for arm in plan.candidates:
+        done = max(0, plan.pairs - missing[arm.address])
+        lines.append(f"  candidate {arm.strategy:28} {done} of {plan.pairs} pairs in the store  {arm.stack.describe()}")
+    return "\n".join(lines)

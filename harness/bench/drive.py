@@ -1,0 +1,147 @@
+"""Takes the measurements: trial after trial, in each the settings one after the other, in turned order every second time.
+
+Settings that share a load of the engine share a process; others have one each. All stay open, and one works at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+from uuid import uuid4
+
+from tqdm import tqdm
+
+from harness.bench.plan import Arm, BenchPlan
+from harness.sweep.process import Process
+from harness.types import BadInput
+
+DEATHS = 2  # of its process while it was measured, after which a setting is left out
+
+
+def execute(plan: BenchPlan) -> list[str]:
+    """Measure what is missing, with a progress bar. Returns which settings were given up and why.
+
+    Raises BadInput if the baseline was.
+    """
+    for arm in plan.arms:
+        plan.store.note_ask(arm.ask, "loads")
+    missing = plan.missing()
+    waiting = [arm for arm in plan.candidates if missing[arm.address]]
+    total = sum(_width(waiting, missing, number) for number in range(max(missing.values(), default=0)))
+    with ExitStack() as stays, tqdm(total=total, unit="load", desc=plan.name, dynamic_ncols=True) as bar:
+        driver = _Driver(plan, stays, bar)
+        for number in range(max(missing.values(), default=0)):
+            arms = [arm for arm in waiting if missing[arm.address] > number]
+            driver.trial([*plan.arms[:2], *arms], plan.pairs - missing[arms[0].address] + number)
+        driver.finish()
+        return driver.problems
+
+
+def _width(waiting: Sequence[Arm], missing: dict[str, int], number: int) -> int:
+    """Measurements of the trial with that number."""
+    candidates = sum(missing[arm.address] > number for arm in waiting)
+    return candidates and candidates + 2
+
+
+class _Driver:
+    """The open processes and what befell them."""
+
+    def __init__(self, plan: BenchPlan, stays: ExitStack, bar: tqdm[Any]) -> None:
+        self.plan, self.stays, self.bar = plan, stays, bar
+        self.session = uuid4().hex[:12]
+        self.keys = {arm.address: key for key, arms in plan.loads().items() for arm in arms}
+        self.open: dict[str, Process] = {}
+        self.deaths: Counter[str] = Counter()  # by address
+        self.given_up: set[str] = set()
+        self.problems: list[str] = []
+
+    def trial(self, arms: Sequence[Arm], index: int) -> None:
+        """Measure the arms once each. One that is lost breaks no other: the trial then pairs without it."""
+        for arm in arms:  # all are warm before the first is measured
+            self._process(arm)
+        name = f"{self.session}-{index}"
+        for place, arm in enumerate(arms if index % 2 == 0 else list(reversed(arms))):
+            if process := self._process(arm):
+                self._measure(arm, process, {"trial": name, "place": place, "index": index})
+            self.bar.update()
+
+    def finish(self) -> None:
+        for process in self.open.values():
+            process.finish()
+
+    def _measure(self, arm: Arm, process: Process, asked: dict[str, Any]) -> None:
+        with suppress(BrokenPipeError):
+            process.tell({"address": arm.address, **asked})
+            for event in self._events(process):
+                if event["event"] == "measured":
+                    told = (
+                        f"{event['tokens_s']:.1f} tok/s"
+                        if event["tokens_s"]
+                        else event["error"] or "no request came through"
+                    )
+                    again = " (again)" if arm.role == "noise" else ""
+                    self.bar.write(f"{asked['index']:<3} {arm.strategy + again:28} {told}")
+                    return
+        how = f"said nothing for {self.plan.engine.silence_s:g} s and was ended" if process.hung else "died"
+        self.bar.write(f"{arm.strategy}: the worker {how}; its last words are above")
+        del self.open[self.keys[arm.address]]
+        self.deaths[arm.address] += 1
+        if self.deaths[arm.address] == DEATHS:
+            self._give_up([arm], [f"the worker {how} {DEATHS} times while it was measured"])
+
+    def _process(self, arm: Arm) -> Process | None:
+        """The process that serves this arm, open and warm; None if the arm was given up."""
+        key = self.keys[arm.address]
+        if key not in self.open and arm.address not in self.given_up:
+            arms = [one for one in self.plan.loads()[key] if one.address not in self.given_up]
+            try:
+                self.open[key] = self._opened(arms)
+            except BadInput as error:
+                self._give_up(arms, error.problems)
+        return None if arm.address in self.given_up else self.open[key]
+
+    def _opened(self, arms: Sequence[Arm]) -> Process:
+        engine = self.plan.engine
+        process = self.stays.enter_context(Process("harness.bench.worker", engine.python, engine.silence_s))
+        process.tell(self._unit(arms))
+        if not any(event["event"] == "ready" for event in self._events(process)):
+            how = "hung" if process.hung else "died"
+            raise BadInput(f"the worker {how} before it was warm; its last words are above")
+        return process
+
+    def _unit(self, arms: Sequence[Arm]) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "model": plan.model_config,
+            "engine": plan.engine_config,
+            "calibration": plan.calibration,
+            "load": plan.load_config,
+            "seed": plan.seed,
+            "session": self.session,
+            "results_dir": str(plan.store.root),
+            "arms": [{"address": arm.address, "strategy": arm.strategy, "stack": dict(arm.config)} for arm in arms],
+        }
+
+    def _events(self, process: Process) -> Iterator[dict[str, Any]]:
+        """What a worker says, until it ends. Raises BadInput when it refuses."""
+        for line in process.lines():
+            try:
+                event = json.loads(line)
+                kind = event["event"]
+            except (ValueError, TypeError, KeyError):  # something a library printed
+                self.bar.write(line.rstrip())
+                continue
+            if kind == "refused":
+                raise BadInput(*event["problems"])
+            yield event
+
+    def _give_up(self, arms: Sequence[Arm], why: Sequence[str]) -> None:
+        """Go on without these settings. Raises BadInput if the baseline is among them."""
+        problems = [f"{', '.join(dict.fromkeys(arm.strategy for arm in arms))}: {reason}" for reason in why]
+        if any(arm.role != "candidate" for arm in arms):
+            raise BadInput(*problems)
+        self.given_up |= {arm.address for arm in arms}
+        self.problems += problems

@@ -1,0 +1,83 @@
+"""Times settings in a process of its own: ``python -m harness.bench.worker``.
+
+The first line of standard input says which, with which engine; each further line asks for one measurement, which goes straight
+into the store. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.bench.metrics import output_tokens_s
+from harness.calibration import text_of
+from harness.engines.base import Engine, Session
+from harness.make import make
+from harness.stacks import make_stack
+from harness.store import ResultStore
+from harness.types import BadInput, Measurement, Served, Unsupported
+from harness.worker import emit
+from strategies.stack import Stack
+
+WARM_UP = "warm-up"  # begins the names of trials that are stored and not compared
+
+
+def run_unit(unit: Mapping[str, Any]) -> None:
+    """Open the engine once, warm every setting up, and measure what is asked for until nothing more is."""
+    store = ResultStore(Path(unit["results_dir"]))
+    engine: Engine = make(unit["engine"], "engine")
+    load = make(unit["load"], "load")
+    stacks = {arm["address"]: engine.resolve(make_stack(arm["strategy"], arm["stack"])) for arm in unit["arms"]}
+    tokenizer = engine.describe(unit["model"]).tokenizer
+    with engine.open(unit["model"], next(iter(stacks.values()))) as session:
+        facts = dict(session.facts())
+        for address, stack in stacks.items():
+            store.load(address).note_loaded(facts)
+            stacks[address] = _fitted(stack, unit["calibration"], session)
+
+        def measure(address: str, trial: str, place: int, index: int) -> None:
+            prompts = load.prompts(tokenizer, unit["seed"], index)
+            began, served, error = time.time(), None, ""
+            try:
+                served = session.serve(stacks[address], prompts, in_flight=load.in_flight, seed=unit["seed"])
+            except Exception as failure:  # out of memory, a broken layer: others are spared, and this is told
+                traceback.print_exc()
+                error = f"{type(failure).__name__}: {failure}"
+            store.load(address).append([Measurement(address, trial, place, began, served, error)])
+            emit("measured", address=address, error=error, tokens_s=_rate(served))
+
+        emit("opened")
+        for place, address in enumerate(stacks):
+            if load.warmup:
+                measure(address, f"{WARM_UP} {unit['session']}", place, -1)
+        emit("ready")
+        for line in iter(sys.stdin.readline, ""):
+            asked = json.loads(line)
+            measure(asked["address"], asked["trial"], asked["place"], asked["index"])
+
+
+def _fitted(stack: Stack, calibration: Mapping[str, Any], session: Session) -> Stack:
+    return session.fit(stack, text_of(calibration["text"]), calibration["tokens"]) if stack.calibrates else stack
+
+
+def _rate(served: Served | None) -> float | None:
+    return output_tokens_s(served.requests) if served else None
+
+
+def main() -> None:
+    try:
+        run_unit(json.loads(sys.stdin.readline()))
+    except (BadInput, Unsupported) as error:
+        emit("refused", problems=getattr(error, "problems", [str(error)]))
+        sys.exit(2)
+    except KeyboardInterrupt:  # the parent was told too, and says what it means
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

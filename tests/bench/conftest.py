@@ -1,0 +1,71 @@
+"""kvgate bench on the tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.store import ResultStore
+from harness.types import Measurement
+from tests.cli import Kvgate, Said
+
+DEFAULTS = {
+    "model": "hf",
+    "engine.threads": "1",
+    "load": "offline_tiny",
+    "calibration.tokens": "64",
+    "name": "b",
+}
+
+
+class Bench:
+    """``bench(*words)``, and what it left behind."""
+
+    def __init__(self, kvgate: Kvgate) -> None:
+        self.kvgate, self.results = kvgate, kvgate.results
+
+    def __call__(self, *words: str) -> Said:
+        given = {word.lstrip("+").split("=")[0] for word in words}
+        usual = {**DEFAULTS, "model.path": str(self.kvgate.model), "results_dir": str(self.results)}
+        return self.kvgate("bench", *words, *(f"{key}={value}" for key, value in usual.items() if key not in given))
+
+    def file(self, name: str, run: str = "b") -> Any:
+        return json.loads((self.results / "runs" / run / name).read_text())
+
+    def candidate(self, strategy: str, run: str = "b") -> Any:
+        return next(one for one in self.file("payoff.json", run)["candidates"] if one["strategy"] == strategy)
+
+    def measurements(self, role: str, run: str = "b") -> dict[str, Measurement]:
+        address = next(arm["address"] for arm in self.file("bench.json", run)["arms"] if arm["role"] == role)
+        return ResultStore(self.results).load(address).read()[0]
+
+
+@pytest.fixture
+def bench(kvgate: Kvgate) -> Bench:
+    return Bench(kvgate)
+
+
+@pytest.fixture
+def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """A user's own layer that does something first when it packs; returns the words that choose it."""
+
+    def make(first: str) -> list[str]:
+        (tmp_path / "mine.py").write_text(
+            "import os\nfrom dataclasses import dataclass\nfrom pathlib import Path\nfrom strategies.quant.fp8 import FP8\n"
+            f"HERE = Path({str(tmp_path)!r})\n"
+            "@dataclass(frozen=True, kw_only=True)\nclass Mine(FP8):\n    name = 'mine'\n"
+            f"    def encode(self, x):\n        {first}\n        return super().encode(x)\n"
+        )
+        path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        return ["strategy=full", "++strategy.quant._target_=mine.Mine", "++strategy.name=mine"]
+
+    return make

@@ -1,0 +1,280 @@
+"""``kvgate bench`` on the tiny model: what it measures, keeps, refuses, survives and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.bench.load import Offline
+from harness.engines.hf import timing
+from harness.engines.hf.engine import HFEngine
+from harness.report import bench as reports
+from harness.store import LoadCell
+from harness.types import Evidence, LoadMemory, Measurement, Request, Served
+from strategies.evict.snapkv import SnapKV
+from strategies.stack import Stack
+from tests.bench.conftest import Bench
+from tests.cli import Kvgate
+
+LOAD = Offline(name="l", requests=3, prompt_tokens=40, output_tokens=5, in_flight=2)
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("part-*.jsonl")}
+
+
+def test_what_a_run_measures_and_leaves_behind(bench: Bench, kvgate: Kvgate) -> None:
+    assert kvgate.run("strategy=fp8").code == 0
+    said = bench("strategy=fp8", "gate.payoff.capacity=1.5", "hardware.price_hour=3.6", "gate.payoff.slo.e2e_s=1000")
+    assert said.code == 0, said.err
+    verdict, fp8 = bench.file("payoff.json"), bench.candidate("fp8")
+    assert (fp8["decision"], fp8["pairs"], fp8["look"]) == ("GO", 5, 1)
+    assert fp8["metrics"]["capacity"]["gain"]["mean"] == pytest.approx(
+        2 * 32 / (32 + 4)
+    )  # bfloat16, or bytes and a scale
+    assert fp8["quality"]["run"] == "r" and fp8["quality"]["engine"] == "hf"
+    assert fp8["memory"]["stored_bytes"] == fp8["memory"]["formula_bytes"]
+    assert fp8["usd_per_million_tokens"] == pytest.approx(1000 / fp8["values"]["throughput"])
+    assert fp8["attainment"] == 1.0 and fp8["metrics"]["goodput"]["gain"]["pairs"] == 5
+    assert fp8["values"]["ttft_p99"] is None and verdict["notes"] == []
+    baseline, mine = bench.measurements("baseline"), bench.measurements("candidate")
+    assert set(baseline) == set(mine)  # warm-up and five trials
+    places = [(baseline[trial].place, mine[trial].place) for trial in mine if "warm-up" not in trial]
+    assert sorted(places) == [(0, 2)] * 3 + [(2, 0)] * 2
+    for trial, one in mine.items():
+        assert one.served and baseline[trial].served
+        assert [r.id for r in one.served.requests] == [r.id for r in baseline[trial].served.requests]
+        for request in one.served.requests:
+            assert request.token_s and len(request.token_s) == request.tokens_out == 8 and request.tokens_in == 64
+            assert request.queued_s == 0.0 <= request.sent_s < request.token_s[0]  # type: ignore[operator]
+            assert list(request.token_s) == sorted(request.token_s) and request.end_s == request.token_s[-1]
+    page = (bench.results / "runs/b/bench.html").read_text()
+    for words in ("Equal load", "Equal memory", "full, measured again", "a million tokens", "dense copy", "GO"):
+        assert words in page and (words in said.out or words == "dense copy")
+
+    before = files(bench.results)
+    again = bench("strategy=fp8", "gate.payoff.capacity=1.9")
+    assert again.code == 0 and files(bench.results) == before, "everything was there"
+    assert bench.candidate("fp8")["decision"] == "NO-GO" and bench.candidate("fp8")["look"] == 1
+    assert "asked for capacity 1.5 at the first look, now for capacity 1.9" in " ".join(
+        bench.file("payoff.json")["notes"]
+    )
+    assert "5 of 5 pairs in the store" in bench("strategy=fp8", "dry_run=true").out
+
+
+@pytest.mark.slow
+def test_a_failed_measurement_is_told_and_taken_again(bench: Bench, layer: Callable[[str], list[str]]) -> None:
+    words = layer("if (HERE / 'broken').exists(): raise MemoryError('no room')")
+    (bench.results.parent / "broken").touch()
+    said = bench(*words, "gate.payoff.capacity=1.5", "gate.strict=true")
+    assert said.code == 3, said.err
+    mine = bench.candidate("mine")
+    assert mine["decision"] == "INCONCLUSIVE" and "0 of 5 pairs were measured" in mine["reasons"][0]
+    assert "mine: a measurement failed: MemoryError: no room" in bench.file("payoff.json")["notes"]
+    (bench.results.parent / "broken").unlink()
+    assert bench(*words, "gate.payoff.capacity=1.5").code == 0
+    assert bench.candidate("mine")["decision"] == "GO"
+    assert sum(one.served is None for one in bench.measurements("candidate").values()) == 6  # kept, with the warm-up
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_replaced_once(bench: Bench, layer: Callable[[str], list[str]]) -> None:
+    """It dies while a candidate is measured; the same process served the baseline, which is measured on."""
+    counted = "(HERE / 'n').open('a').write('x'); (HERE / 'n').stat().st_size in {deaths} and os._exit(9)"
+    each = 2 * 3  # keys and values of three layers: one prompt packs so often, before its answer does
+    warm = each * (1 + 7)  # one prompt, and seven tokens after the first
+    once = bench(*layer(counted.format(deaths=(warm + 1,))), "name=once")
+    assert once.code == 0, once.err
+    assert "mine: the worker died" in once.err + once.out
+    assert bench.candidate("mine", "once")["pairs"] == 4 and bench.candidate("mine", "once")["decision"] == "MEASURED"
+    always = bench(*layer("(HERE / 'ready').exists() and os._exit(9); os.environ.get('X') or None"), "name=never")
+    assert always.code == 0
+    (bench.results.parent / "ready").touch()
+    dead = bench(*layer("(HERE / 'ready').exists() and os._exit(9)"), "name=dead", "seed=1")
+    assert dead.code == 2 and "the worker died before it was warm" in dead.err
+
+
+REFUSED = {
+    "too few pairs": (["pairs=3"], "pairs must be 5 or more", "got 3"),
+    "no requests": (["load.requests=0"], "load.requests must be 1 or more, got 0"),
+    "a load too long": (["load.prompt_tokens=9000"], "load.prompt_tokens must leave room", "4096", "9000"),
+    "a gain of 0": (["gate.payoff.throughput=0"], "gate.payoff.throughput must be null or a gain above 0, got 0"),
+    "goodput of what": (["gate.payoff.goodput=1"], "gate.payoff.goodput needs a limit in gate.payoff.slo"),
+    "a limit below 0": (
+        ["gate.payoff.slo.ttft_s=-1"],
+        "gate.payoff.slo.ttft_s must be a number of seconds above 0, got -1",
+    ),
+    "a tail of two": (["gate.payoff.ttft_p99=1"], "gate.payoff.ttft_p99 needs 100 values", "gives 2"),
+    "a price": (["hardware.price_hour=-2"], "hardware.price_hour must be null or a price above 0, got -2"),
+    "only the baseline": (["strategy=full"], "strategy must name at least one beside full"),
+    "nothing to reuse": (["strategy=prefix_reuse"], "engine hf refuses to time", "nothing to reuse"),
+    "a budget no prompt exceeds": (
+        ["strategy=window", "strategy.evict.keep=null", "strategy.evict.keep_tokens=64"],
+        "which must be below load.prompt_tokens, 64",
+    ),
+    "a seed": (["seed=-1"], "seed must be 0 or more, got -1"),
+    "a name": (["name=a/b"], "name must be a plain folder name"),
+    "a metric that is none": (["gate.payoff.speed=2"], "speed"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)
+def test_bad_input_is_refused_with_field_rule_and_value(bench: Bench, words: tuple[Any, ...]) -> None:
+    given = words[0] if any("strategy" in word for word in words[0]) else ["strategy=fp8", *words[0]]
+    said = bench(*given)
+    assert said.code == 2
+    for part in words[1:]:
+        assert part in said.err
+    assert not (bench.results / "runs").exists()
+
+
+def test_all_problems_are_told_at_once(bench: Bench) -> None:
+    said = bench("strategy=prefix_reuse", "pairs=2", "load.in_flight=0", "gate.payoff.peak=-1", "gate.alpha=0.9")
+    for field in ("strategy", "pairs", "load.in_flight", "gate.payoff.peak", "gate.alpha"):
+        assert f"kvgate bench: {field}" in said.err
+
+
+def test_the_engine_that_runs_elsewhere_is_not_timed(bench: Bench) -> None:
+    where = [
+        f"model.path={bench.kvgate.model}",
+        f"results_dir={bench.results}",
+        "engine.baseline=http://127.0.0.1:9/v1",
+    ]
+    said = bench.kvgate("bench", "strategy=fp8", "model=hf", "engine=endpoint", *where)
+    assert said.code == 2 and "its requests are not timed" in said.err
+
+
+@pytest.fixture(scope="module")
+def session(tiny: Path) -> Any:
+    with HFEngine(threads=1).open({"name": "hf", "path": str(tiny)}, Stack("full")) as session:
+        yield session
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What is fed, step by step, one token a row."""
+    steps: list[list[int]] = []
+    feed = timing.feed
+
+    def noted(model: Any, cache: Any, tokens: torch.Tensor, position: int) -> torch.Tensor:
+        steps.append(tokens[:, 0].tolist())
+        return feed(model, cache, tokens, position)
+
+    monkeypatch.setattr(timing, "feed", noted)
+    return steps
+
+
+def test_what_is_timed_says_what_plain_greedy_decoding_says(session: Any, fed: list[list[int]]) -> None:
+    """Rows of a batch answer as if they were alone, and nothing ends an answer."""
+    prompts = LOAD.prompts(session.tokenizer, 0, 0)[:2]
+    served = session.serve(Stack("full"), prompts, in_flight=2, seed=0)
+    assert [request.tokens_out for request in served.requests] == [5, 5]
+    for row, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt.token_ids])
+        plain = session.model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False)[0, ids.shape[1] :]
+        assert [step[row] for step in fed] == plain.tolist()[:4]
+
+
+def test_an_eviction_is_served_alone_and_its_bytes_are_those_it_holds(session: Any, fed: list[list[int]]) -> None:
+    prompts = LOAD.prompts(session.tokenizer, 0, 0)
+    stack = Stack("s", evict=SnapKV(keep=0.5, window=8))
+    served = session.serve(stack, prompts, in_flight=2, seed=0)
+    assert [len(step) for step in fed] == [2] * 4 + [1] * 4
+    shape = session.about.shape
+    each = shape.layers * shape.exact_bytes(1)
+    assert served.memory.stored_bytes == served.memory.formula_bytes == 3 * 20 * each
+    assert served.memory.kv_bytes_per_token == pytest.approx(24 * each / 2 / 44)  # 20 of 40 and 4 of 4, in bfloat16
+    assert [one.acted for one in served.evidence] == [True]
+    assert served.requests[2].sent_s >= served.requests[1].end_s > served.requests[0].sent_s
+
+
+def test_a_load_is_the_same_for_every_setting_and_new_in_every_trial(session: Any) -> None:
+    one, same, next_trial, other_seed = (
+        LOAD.prompts(session.tokenizer, seed, index) for seed, index in ((0, 1), (0, 1), (0, 2), (1, 1))
+    )
+    assert one == same and len(one) == 3 and {len(prompt.token_ids) for prompt in one} == {40}
+    assert not {p.id for p in one} & {p.id for p in (*next_trial, *other_seed)}
+    assert len({tuple(prompt.token_ids[:8]) for prompt in one}) == 3
+    assert len(LOAD.prompts(session.tokenizer, 0, -1)) == LOAD.warmup
+
+
+TIMES = st.none() | st.floats(0, 1e6)
+
+
+@given(
+    TIMES, TIMES, st.none() | st.lists(st.floats(0, 1e6)).map(tuple), st.text(max_size=9), st.none() | st.integers(0)
+)
+def test_a_measurement_comes_back_as_it_went_in(
+    tmp_path_factory: Any, sent: Any, end: Any, tokens: Any, text: str, peak: Any
+) -> None:
+    request = Request("r", 3, 2, 0.0, sent, None, None, end, tokens, 0, text)
+    served = Served((request,), (Evidence("quant/fp8", True, text, {"x": 1.0}),), LoadMemory(1, 2, 3.5, peak))
+    cell = LoadCell(tmp_path_factory.mktemp("cell"))
+    whole = [Measurement("c", "t", 1, 2.0, served), Measurement("c", "u", 0, 1.0, None, text or "lost")]
+    cell.append(whole)
+    found, damaged = cell.read()
+    assert list(found.values()) == whole[::-1] and damaged == []  # oldest first
+
+
+def test_a_damaged_measurement_costs_itself_alone(tmp_path: Path) -> None:
+    cell = LoadCell(tmp_path)
+    one = Measurement("c", "t", 0, 1.0, None, "lost")
+    cell.append([one, replace(one, trial="u")])
+    (part,) = tmp_path.glob("part-*")
+    part.write_text(part.read_text().replace('"trial":"u"', '"trial":"v"'))
+    assert len(cell.repair()) == 1
+    assert list(cell.read()[0]) == ["t"] and cell.read()[1] == []
+
+
+def test_names_and_reasons_are_shown_and_never_interpreted(bench: Bench) -> None:
+    bad = "<script>alert(1)</script>|`x`"
+    verdict = _verdict(bad)
+    page = reports.build(verdict)
+    reports.write(bench.results, verdict)
+    assert "<script>" not in (bench.results / "bench.html").read_text()
+    assert "<script>" not in reports.markdown(page) and r"\|" in reports.markdown(page)
+    assert "not judged here" in reports.text(verdict)
+
+
+def _verdict(name: str) -> dict[str, Any]:
+    empty = {"p50": None, "p90": None, "p99": None}
+    gain = {"pairs": 5, "mean": 1.0, "low": 0.9, "high": 1.1}
+    metric = {"gain": gain, "noise": gain, "wanted": None, "decision": "MEASURED"}
+    facts: dict[str, Any] = {
+        "values": dict.fromkeys(reports.METRICS, 1.0),
+        "latencies": {kind: empty for kind in ("queue", "ttft", "tpot", "itl", "e2e")},
+        "requests": 1,
+        "failed": 0,
+        "memory": None,
+        "usd_per_million_tokens": None,
+    }
+    mine = {
+        "strategy": name,
+        "decision": "GO",
+        "reasons": [name],
+        "quality": None,
+        "describe": name,
+        "pairs": 5,
+        "look": 1,
+    }
+    return {
+        "name": name,
+        "created": "now",
+        "command": name,
+        "model": {"id": name},
+        "engine": {"name": "hf", "cpu": name, "device": "cpu"},
+        "machine": {"cores": 2},
+        "load": {"describe": name},
+        "pairs": 5,
+        "payoff": {"wanted": {}, "slo": {}},
+        "baseline": {"strategy": "full", **facts},
+        "candidates": [{**mine, "metrics": dict.fromkeys(reports.METRICS, metric), **facts}],
+        "notes": [name],
+    }
