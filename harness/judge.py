@@ -437,14 +437,17 @@ def _engine_notes(groups: Sequence[GroupRecords]) -> list[str]:
     """What the engine that served a strategy is at risk of, and where it computes otherwise than for the baseline."""
     notes = []
     for group in groups:
-        ours = group.baseline.loaded.get("attention")
         for name, cell in group.candidates.items():
-            notes += [f"{name}: {risk}" for risk in cell.loaded.get("risks", ())]
-            theirs = cell.loaded.get("attention")
-            if ours and theirs and ours != theirs:
-                notes.append(
-                    f"{name}: attention by {theirs}, the baseline's by {ours}: what differs may be the kernel's doing"
-                )
+            notes += loaded_notes(name, cell.loaded, group.baseline.loaded)
+    return notes
+
+
+def loaded_notes(name: str, mine: Mapping[str, Any], whole: Mapping[str, Any]) -> list[str]:
+    """The same of one strategy, by what was found on loading it and the baseline."""
+    notes = [f"{name}: {risk}" for risk in mine.get("risks", ())]
+    ours, theirs = whole.get("attention"), mine.get("attention")
+    if ours and theirs and ours != theirs:
+        notes.append(f"{name}: attention by {theirs}, the baseline's by {ours}: what differs may be the kernel's doing")
     return notes
 
 

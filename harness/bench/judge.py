@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.bench import metrics
 from harness.bench.metrics import SLO
+from harness.judge import loaded_notes
 from harness.payoff import METRICS, MetricVerdict, Payoff, Series, judge_metric, judge_setting
 from harness.store import ResultStore
 from harness.types import Decision, Measurement, Served, canonical, digest
@@ -59,6 +60,7 @@ def judge(store: ResultStore, manifest: Mapping[str, Any], payoff: Payoff) -> di
     read = {arm["address"]: store.load(arm["address"]).read()[0] for arm in manifest["arms"]}
     notes = list(manifest["notes"])
     judged = [_candidate(store, manifest, payoff, (baseline, noise, arm), read, notes) for arm in candidates]
+    notes += _loaded_notes(store, manifest)
     alone = _served(read[baseline["address"]])
     return {
         "schema": SCHEMA,
@@ -167,6 +169,20 @@ def _notes(strategy: str, measurements: Mapping[str, Measurement], mine: Trials)
         notes.append(
             f"{strategy}: {memory.stored_bytes:,} bytes are stored where the formula says {memory.formula_bytes:,}"
         )
+    return list(dict.fromkeys(notes))
+
+
+def _loaded_notes(store: ResultStore, manifest: Mapping[str, Any]) -> list[str]:
+    """What engines were found to be that a reader of ratios has to know."""
+    (_, whole), *others = ((arm["strategy"], store.load(arm["address"]).loaded()) for arm in manifest["arms"])
+    model, notes = manifest["model"], []
+    if whole.get("kv_bytes_per_token") and model["element_bytes"] != model["deploy_element_bytes"]:
+        notes.append(
+            f"the baseline's cache is held in {model['element_bytes']} bytes an element here and would be in "
+            f"{model['deploy_element_bytes']} where it is deployed ({model['deploy_dtype']}): capacity is told against the former"
+        )
+    for strategy, mine in others:
+        notes += loaded_notes(strategy, mine, whole)
     return list(dict.fromkeys(notes))
 
 

@@ -124,6 +124,17 @@ class VLLMEngine(ServingEngine):
             return Support(False, "nothing is left in a tier that ends with its process: strategy.offload.persist=true")
         return Support(True, "requests before the one that counts bring its caches into that state")
 
+    def times(self, stack: Stack, loads: int) -> Support:
+        if stack.prefix:
+            return Support(False, "the prompts of a load have no beginning in common, so there is nothing to reuse")
+        if stack.offload:
+            return Support(False, "a load never comes back to what a tier holds")
+        if loads > 1 and self.kv_gib is None and self.found.platform == "cuda":
+            return Support(
+                False, f"{loads} engines share the device: say with engine.kv_gib what each has for its cache"
+            )
+        return Support(True, "each setting in an engine of its own")
+
     def on_kernels(self, attention: str) -> dict[str, Any]:
         several = "+" in attention  # kinds side by side, as where layers are skipped: it can be told one for all
         return (

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from vllm import SamplingParams
 
-from harness.engines import serving, thinned
-from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start
+from harness.engines import process_memory, serving, thinned
+from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Prompt, Row, Session, Start
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.engines.vllm.counters import Counters
 from harness.engines.vllm.loading import load
 from harness.engines.vllm.prefiller import Prefiller
-from harness.types import Evidence, Memory, Response, Sample, Thinking, digest
+from harness.engines.vllm.timing import timed
+from harness.types import Evidence, LoadMemory, Memory, Response, Sample, Served, Thinking, digest
+from harness.types import Request as TimedRequest
 from strategies.base import Moved
 from strategies.stack import Stack
 
@@ -124,6 +126,31 @@ class VLLMSession(Session):
         for ask in asks:
             for row in (row for rows in ask.batches[together:] for row in rows):
                 yield from self._answered([self._request(row, ask.sample, seed)], start)
+
+    def serve(self, stack: Stack, prompts: Sequence[Prompt], *, in_flight: int, seed: int) -> Served:
+        self.forget()
+        told, before = _forget_peak(), Counters.of(self.engine)
+        requests = timed(self.engine, self._send, prompts, in_flight)
+        counted, lengths = Counters.of(self.engine) - before, [len(prompt.token_ids) for prompt in prompts]
+        held = Stack(stack.name, quant=stack.quant)
+        memory = LoadMemory(
+            stored_bytes=sum(map(self._stored_bytes, lengths)),
+            formula_bytes=sum(held.formula_bytes(self._whole_blocks(tokens), self.about.shape) for tokens in lengths),
+            kv_bytes_per_token=self.read_back["kv_bytes_per_token"],
+            peak_bytes=_load_peak() if told else None,
+        )
+        by_request = [
+            self._evidence_of(stack, prompt, one, counted) for prompt, one in zip(prompts, requests, strict=True)
+        ]
+        # of a request on which a layer did not act, if there is one
+        return Served(requests, min(by_request, key=lambda evidence: all(one.acted for one in evidence)), memory)
+
+    def _evidence_of(
+        self, stack: Stack, prompt: Prompt, timed: TimedRequest, counted: Counters
+    ) -> tuple[Evidence, ...]:
+        ids, sample = list(prompt.token_ids), Sample(prompt.id, "", "", (), prompt.output_tokens)
+        request = _Request(Row("", stack), sample, PromptTokens(ids, []), ids, 0)
+        return self._evidence(request, timed.cached_tokens or 0, timed.tokens_out, counted)
 
     def _request(self, row: Row, sample: Sample, seed: int) -> _Request:
         tokens = self.tokenizer.prompt(sample)
@@ -272,8 +299,12 @@ class VLLMSession(Session):
 
     def _stored_bytes(self, tokens: int) -> int:
         """Bytes of the blocks that a request of ``tokens`` occupies."""
-        blocks = -(-tokens // self.cache.block_size)
-        return round(blocks * self.cache.block_size * self.read_back["kv_bytes_per_token"])
+        return round(self._whole_blocks(tokens) * self.read_back["kv_bytes_per_token"])
+
+    def _whole_blocks(self, tokens: int) -> int:
+        """Tokens that there is room for in the blocks that ``tokens`` occupy."""
+        block = int(self.cache.block_size)
+        return -(-tokens // block) * block
 
     def _memory(self, request: _Request, answered: int) -> Memory:
         stack, tokens = request.row.stack, len(request.fed)
@@ -294,3 +325,16 @@ def _peak_bytes() -> int:
         return sum(int(torch.cuda.max_memory_allocated(device)) for device in range(torch.cuda.device_count()))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _forget_peak() -> bool:
+    if not torch.cuda.is_available():
+        return process_memory.forget_peak()
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.reset_peak_memory_stats(device)
+    return True
+
+
+def _load_peak() -> int | None:
+    """As ``_peak_bytes``, since ``_forget_peak``."""
+    return _peak_bytes() if torch.cuda.is_available() else process_memory.peak_bytes()
