@@ -31,6 +31,8 @@ BANNED = {
     "harness/compare.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
     "harness/payoff.py": ["torch", "transformers", "harness.engines", "strategies", "tasks"],
     "harness/bench/metrics.py": ["torch", "transformers", "harness.engines", "strategies", "tasks", "pandas"],
+    "harness/bench/roofline.py": ["torch", "transformers", "harness.engines", "tasks", "pandas"],
+    "harness/bench/judge.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/judge.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/report": ["torch", "transformers", "harness.engines", "strategies", "tasks", "hydra", "omegaconf"],
     "harness/plan.py": ["torch", "transformers", "hydra", "omegaconf", "strategies.evict", "strategies.quant"],
@@ -75,6 +77,7 @@ def test_only_the_command_line_knows_omegaconf() -> None:
 def test_a_report_needs_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; import harness.cli, harness.commands, harness.judge, harness.manifest, harness.report, tasks.fidelity;"
+        "import harness.bench.judge, harness.report.bench;"
         "print([m for m in ('torch', 'transformers', 'strategies') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from harness import manifest as manifests
 from harness import provenance
-from harness.bench import drive
+from harness.bench import drive, links, roofline
 from harness.bench.judge import judge
 from harness.bench.plan import BenchPlan, plan
 from harness.judge import strict_exit
-from harness.plan import Job
+from harness.make import make
+from harness.plan import Job, engine_of
 from harness.report import bench as reports
 from harness.store import write_atomic
 from harness.types import BadInput
 
 SCHEMA = "kvgate.bench/1"
+LINKS = "harness.bench.links.Links"  # a load that serves nothing
 
 
 def bench(jobs: Sequence[Job], command: Sequence[str]) -> int:
     """Plan, measure what is missing, judge, report. Returns the exit code."""
+    if jobs[0].config["load"].get("_target_") == LINKS:
+        return _links(jobs[0].config)
     planned = plan(jobs)
     if jobs[0].config["dry_run"]:
         print(describe(planned))
@@ -45,6 +50,20 @@ def bench(jobs: Sequence[Job], command: Sequence[str]) -> int:
     return strict_exit({"strategies": verdict["candidates"]}) if jobs[0].config["gate"]["strict"] else 0
 
 
+def _links(config: Mapping[str, Any]) -> int:
+    """Measure the machine and say how the file is used."""
+    measured, (engine, problems) = make(config["load"], "load"), engine_of(config["engine"])
+    if engine is None:
+        raise BadInput(*problems)
+    if config["dry_run"]:
+        print(f"measures memory, matrices and the disk of {measured.path}")
+        return 0
+    path = links.measure(measured, engine, config)
+    print(path.read_text(encoding="utf-8"), end="")
+    print(f"hardware: {path}\nkvgate bench --config-dir {config['results_dir']} hardware={config['name']} ...")
+    return 0
+
+
 def make_manifest(plan: BenchPlan, command: Sequence[str]) -> dict[str, Any]:
     """bench.json: what was asked for, as plain data that points at the measurements."""
     return {
@@ -54,6 +73,7 @@ def make_manifest(plan: BenchPlan, command: Sequence[str]) -> dict[str, Any]:
         "machine": {"cpu": provenance.cpu(), "cores": len(os.sched_getaffinity(0))},
         "load": {**plan.load.spec(), "name": plan.load.name, "describe": plan.load.describe()},
         "hardware": dict(plan.hardware),
+        "size": asdict(size) if (size := roofline.size_of(plan.facts.shape, plan.facts.parameters)) else None,
         "seed": plan.seed,
         "pairs": plan.pairs,
         "notes": [],

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from harness.bench import metrics
+from harness.bench import metrics, roofline
 from harness.bench.metrics import SLO
 from harness.judge import loaded_notes
 from harness.payoff import METRICS, MetricVerdict, Payoff, Series, judge_metric, judge_setting
 from harness.store import ResultStore
-from harness.types import Decision, Measurement, Served, canonical, digest
+from harness.types import Decision, Measurement, Request, Served, canonical, digest
 
 SCHEMA = "kvgate.payoff/1"
 GIB = 2**30
@@ -61,6 +61,7 @@ def judge(store: ResultStore, manifest: Mapping[str, Any], payoff: Payoff) -> di
     notes = list(manifest["notes"])
     judged = [_candidate(store, manifest, payoff, (baseline, noise, arm), read, notes) for arm in candidates]
     notes += _loaded_notes(store, manifest)
+    notes += roofline.same_device(manifest["hardware"], manifest["engine"], manifest["machine"]["cpu"])
     alone = _served(read[baseline["address"]])
     return {
         "schema": SCHEMA,
@@ -210,8 +211,40 @@ def _facts(mine: Trials, slo: SLO, manifest: Mapping[str, Any]) -> dict[str, Any
         "failed": sum(bool(request.error) for request in requests),
         "attainment": metrics.attainment(requests, slo),
         "memory": asdict(last.memory) if last else None,
+        "roofline": _roofline(requests, last, manifest),
         "usd_per_million_tokens": _price(values["throughput"], manifest["hardware"].get("price_hour")),
     }
+
+
+def _roofline(requests: Sequence[Request], served: Served | None, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The fastest prefill and the median decode step beside the least that they can take; empty where rates are not known.
+
+    A step has every request that is in flight, each half way through its answer.
+    """
+    hardware, load = manifest["hardware"], manifest["load"]
+    rates = [hardware.get(name) for name in roofline.RATES]
+    if served is None or None in rates or manifest["size"] is None:
+        return []
+    size = roofline.Size(**manifest["size"])
+    prompt, rows = load["prompt_tokens"], min(load["in_flight"], load["requests"])
+    stored = served.memory.stored_bytes / len(served.requests)
+    share = min(1.0, stored / (size.kv_bytes * prompt))  # later tokens are taken to be held like the prompt's
+    held = share * (prompt + load["output_tokens"] / 2)
+    works = {
+        "prefill": (roofline.prefill(size, prompt, stored), [metrics.ttft_s(request) for request in requests], 0),
+        "decode": (
+            roofline.decode(size, rows, held, held * size.kv_bytes),
+            [metrics.tpot_s(request) for request in requests],
+            50,
+        ),
+    }
+    found = []
+    for name, (work, times, percent) in works.items():
+        least, seen = roofline.limit(work, *rates), metrics.percentile(times, percent)
+        if seen:
+            gap = seen.value / least.seconds
+            found.append({"what": name, **asdict(work), **asdict(least), "measured_s": seen.value, "gap": gap})
+    return found
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -12,6 +12,7 @@ from harness import calibration, provenance
 from harness.bench.judge import TAIL_VALUES
 from harness.bench.load import Offline
 from harness.bench.metrics import SLO
+from harness.bench.roofline import hardware_problems
 from harness.engines.base import Engine, ModelFacts
 from harness.make import make
 from harness.payoff import MIN_PAIRS, Payoff
@@ -86,7 +87,7 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
         problems.append(f"seed must be 0 or more, got {first['seed']}")
     gate = gate_of(first["gate"])
     payoff = payoff_of(first["gate"])
-    problems += gate.problems() + payoff.problems() + price_problems(first["hardware"])
+    problems += gate.problems() + payoff.problems() + hardware_problems(first["hardware"])
     store = ResultStore(Path(first["results_dir"]).expanduser().absolute())
     problems += store.problems()
     engine, found = engine_of(first["engine"])
@@ -164,13 +165,6 @@ def payoff_of(gate: Mapping[str, Any]) -> Payoff:
     wanted = {name: gain for name, gain in gate["payoff"].items() if name != "slo" and gain is not None}
     shared = {key: gate[key] for key in ("alpha", "looks", "power")}
     return Payoff(wanted, SLO(**(gate["payoff"].get("slo") or {})), **shared)
-
-
-def price_problems(hardware: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the price; the measured rates are checked where they are used."""
-    price = hardware.get("price_hour")
-    good = price is None or (isinstance(price, int | float) and price > 0)
-    return [] if good else [f"hardware.price_hour must be null or a price above 0, got {price!r}"]
 
 
 def _untold(payoff: Payoff, load: Offline) -> list[str]:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-from harness.types import Evidence, Fault, Generation, Memory, Response, Sample, Served
+from harness.types import Evidence, Fault, Generation, Memory, Response, Sample, Served, Unsupported
 from strategies.base import KVShape, Layer
 from strategies.stack import Stack
 from tasks.base import Tokenizer
@@ -54,6 +54,9 @@ class ModelFacts:
     display: str  # the model's name for people
     identity: Mapping[str, Any]  # id, revision, weights, tokenizer, chat_template, dtype: part of every address
     tokenizer: EngineTokenizer
+    parameters: tuple[int, int] | None = (
+        None  # of a step, and those of them that make logits; None where files do not tell
+    )
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,10 @@ class Engine(ABC):
     def times(self, stack: Stack, loads: int) -> Support:
         """Whether this engine can serve a load with ``stack`` alone and time it, with ``loads`` of it in memory at once. Pure."""
         return Support(False, "its requests are not timed")
+
+    def rates(self, model: Mapping[str, Any]) -> dict[str, float]:
+        """What the device can do at best for a model of this dtype: bytes and operations a second. Raises Unsupported."""
+        raise Unsupported(f"engine {self.name} does not measure a device; engine=hf does")
 
     def on_kernels(self, attention: str) -> dict[str, Any]:
         """Options of this engine that make it compute attention with the kernels that ``Session.facts`` calls so; none if it has

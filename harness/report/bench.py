@@ -16,6 +16,11 @@ from harness.report.markdown import bullets, escape, table_grid
 from harness.report.tables import DECISION, Table
 from harness.report.terminal import safe_line, table_text
 
+ROOFLINE_NOTE = (
+    "What must move and run at the least, over the rates of hardware: a lower limit. Beside it the fastest prefill and the "
+    "median decode step, of a batch in which other prompts may be prefilled meanwhile."
+)
+UNSHOWN = ("Latencies in ms", "Memory")  # in a terminal
 WIDTH = 100  # of lines of prose in a terminal
 BASELINE = "full, measured again"
 UNITS: Mapping[str, Any] = {"s": lambda value: f"{_ms(value)} ms", "bytes": size}
@@ -65,6 +70,7 @@ def build(verdict: Mapping[str, Any]) -> BenchPage:
                 _equal(verdict, "memory", "Equal memory: the same bytes for keys and values"),
                 (_values(verdict), "Geometric means of the measurements."),
                 (_latencies(verdict), "Of all requests, pooled; 95 % limits where there are enough of them."),
+                (_roofline(verdict), ROOFLINE_NOTE),
                 (
                     _memory(verdict),
                     "Stored and formula: all prompts of a measurement. Bytes a token: prompt and answer.",
@@ -189,6 +195,25 @@ def _short(value: float) -> str:
     return count(value) if abs(value) >= 1000 else general(value)
 
 
+def _roofline(verdict: Mapping[str, Any]) -> Table:
+    rows = tuple(
+        (
+            arm["strategy"],
+            one["what"],
+            one["bound"],
+            size(one["moved_bytes"]),
+            f"{general(one['flop'] / 1e9)} GFLOP",
+            _ms(one["seconds"]),
+            _ms(one["measured_s"]),
+            f"{general(one['gap'])} times",
+        )
+        for arm in (verdict["baseline"], *verdict["candidates"])
+        for one in arm["roofline"]
+    )
+    columns = ("strategy", "what", "bound by", "moves", "runs", "limit (ms)", "measured (ms)", "gap")
+    return Table("Roofline", columns, rows, words=3)
+
+
 def _memory(verdict: Mapping[str, Any]) -> Table:
     arms = [arm for arm in (verdict["baseline"], *verdict["candidates"]) if arm["memory"]]
     rows = tuple(
@@ -218,7 +243,7 @@ def markdown(page: BenchPage) -> str:
 def text(verdict: Mapping[str, Any]) -> str:
     """Decisions, gains and reasons for a terminal."""
     page = build(verdict)
-    shown = [table_text(table).replace(MINUS, "-") for table, _ in page.tables[:4]]
+    shown = [table_text(table).replace(MINUS, "-") for table, _ in page.tables if table.title not in UNSHOWN]
     prose = [*page.reasons, *(f"note: {note}" for note in page.notes), *page.scope]
     return "\n\n".join([f"{page.title}; {page.headline}", *shown, *_wrapped(prose)]) + "\n"
 

@@ -253,6 +253,7 @@ def _verdict(name: str) -> dict[str, Any]:
         "requests": 1,
         "failed": 0,
         "memory": None,
+        "roofline": [],
         "usd_per_million_tokens": None,
     }
     mine = {

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from harness.engines.base import ModelFacts
 from harness.engines.hf import fetch
 from harness.engines.hf.kinds import shape_of
+from harness.engines.hf.size import parameters
 from harness.engines.hf.tokenizer import PromptTokenizer
 from harness.types import BadInput, digest
 
@@ -58,7 +59,8 @@ def describe(model: Mapping[str, Any], dtype: torch.dtype) -> ModelFacts:
     if deploy not in DTYPES:
         raise BadInput(f"model.deploy_dtype must be one of {', '.join(DTYPES)}, got {deploy!r}")
     display = str(hub_id or (folder.name if path else name))
-    return ModelFacts(shape, DTYPES[deploy].itemsize, deploy, max_tokens, display, identity, prompts)
+    size = parameters(folder, config.get_text_config())
+    return ModelFacts(shape, DTYPES[deploy].itemsize, deploy, max_tokens, display, identity, prompts, size)
 
 
 def _config_digest(config: Any) -> str:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from harness.engines.base import Compress, Engine, ModelFacts, Prefill, Start, Support
-from harness.engines.hf import checkpoint, fetch
+from harness.engines.hf import checkpoint, fetch, links
 from harness.engines.hf.checkpoint import DTYPES
 from harness.engines.hf.session import HFSession
 from harness.types import BadInput
@@ -100,6 +100,11 @@ class HFEngine(Engine):
         if any("future" in policy.needs for policy in stack.policies):
             return Support(False, "a bound that looks ahead has no speed of its own")
         return Support(True, "each setting alone, in this process")
+
+    def rates(self, model: Mapping[str, Any]) -> dict[str, float]:
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        return links.rates(resolved_dtype(model))
 
     def load_key(self, stack: Stack) -> str:
         return "hf"  # every stack shares one load and one prefill
