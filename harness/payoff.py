@@ -19,7 +19,8 @@ from harness.bench.metrics import SLO
 from harness.types import Decision
 
 MIN_PAIRS = 5
-NOISE_ALPHA = 0.01  # two-sided: below, the baseline differs from itself and nothing is decided
+NOISE_ALPHA = 0.01  # two-sided: below, the baseline differs from itself and nothing is decided,
+NOISE_FLOOR = 0.01  # if it does by more than this: a log-ratio, as good as a share
 NOISE_SHOWN = 0.025  # outside each end of the interval that is shown of it
 SLACK = 1e-9  # of a log-ratio: a counted gain of exactly the wanted ratio reaches it
 
@@ -156,7 +157,7 @@ def _decide(
 ) -> tuple[Decision, str]:
     if wanted is None:
         return Decision.MEASURED, "no gain was asked for"
-    if stats.student_p_value(itself) < NOISE_ALPHA:
+    if stats.student_p_value(itself) < NOISE_ALPHA and abs(float(itself.mean())) > NOISE_FLOOR:
         return Decision.VOID, "the baseline measured twice differs from itself: something else moved with the order"
     if len(logs) < planned:
         return Decision.INCONCLUSIVE, f"{len(logs)} of {planned} pairs were measured"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -45,6 +46,11 @@ def git_commit() -> str | None:
 def _git(where: Path, *words: str) -> str:
     done = subprocess.run(["git", "-C", str(where), *words], capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu() -> str:

@@ -94,6 +94,8 @@ def test_an_undecided_metric_says_how_many_pairs_it_would_take() -> None:
 def test_a_baseline_that_differs_from_itself_voids() -> None:
     moved = [(1.0, 1.5), (1.0, 1.51), (1.0, 1.49), (1.0, 1.5), (1.0, 1.52)]
     assert judge_metric("throughput", Series([(1.0, 2.0)] * 5, moved), wants(1.2)).decision is Decision.VOID
+    by_a_hair = [(1.0, 1.001), (1.0, 1.0011), (1.0, 1.0009), (1.0, 1.001), (1.0, 1.0012)]
+    assert judge_metric("throughput", Series([(1.0, 2.0)] * 5, by_a_hair), wants(1.2)).decision is Decision.GO
 
 
 def test_a_setting_is_as_good_as_its_worst_metric() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +14,7 @@ from harness.bench.judge import judge
 from harness.bench.plan import BenchPlan, plan
 from harness.judge import strict_exit
 from harness.make import make
-from harness.plan import Job, engine_of
+from harness.plan import Job, engine_of, mixed
 from harness.report import bench as reports
 from harness.store import write_atomic
 from harness.types import BadInput
@@ -26,6 +25,8 @@ LINKS = "harness.bench.links.Links"  # a load that serves nothing
 
 def bench(jobs: Sequence[Job], command: Sequence[str]) -> int:
     """Plan, measure what is missing, judge, report. Returns the exit code."""
+    if problems := mixed(jobs, ("load",)):
+        raise BadInput(*problems)
     if jobs[0].config["load"].get("_target_") == LINKS:
         return _links(jobs[0].config)
     planned = plan(jobs)
@@ -70,7 +71,7 @@ def make_manifest(plan: BenchPlan, command: Sequence[str]) -> dict[str, Any]:
         "schema": SCHEMA,
         "name": plan.name,
         **manifests.origin(plan.facts, plan.engine, command),
-        "machine": {"cpu": provenance.cpu(), "cores": len(os.sched_getaffinity(0))},
+        "machine": {"cpu": provenance.cpu(), "cores": provenance.cores()},
         "load": {**plan.load.spec(), "name": plan.load.name, "describe": plan.load.describe()},
         "hardware": dict(plan.hardware),
         "size": asdict(size) if (size := roofline.size_of(plan.facts.shape, plan.facts.parameters)) else None,

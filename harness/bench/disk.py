@@ -26,7 +26,8 @@ def rates(folder: Path) -> dict[str, float]:
             random.Random(0).shuffle(order)
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             found[f"write_{size}_bytes_s"] = block * count / _write(file.fileno(), block, order)
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             found[f"read_{size}_bytes_s"] = block * count / _read(file.fileno(), block, order)
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +121,7 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
     common = {
         "model": facts.identity,
         "engine": {**engine.spec(), **{k: v for k, v in first["engine"].items() if k not in NOT_SPEED}},
-        "machine": {"cpu": provenance.cpu(), "cores": len(os.sched_getaffinity(0))},
+        "machine": {"cpu": provenance.cpu(), "cores": provenance.cores()},
         "load": load.spec(),
         "seed": first["seed"],
     }

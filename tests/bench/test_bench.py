@@ -13,15 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.bench.load import Offline
+from harness.calibration import text_of
 from harness.engines.hf import timing
 from harness.engines.hf.engine import HFEngine
 from harness.report import bench as reports
+from harness.stacks import make_stack
 from harness.store import LoadCell
 from harness.types import Evidence, LoadMemory, Measurement, Request, Served
 from strategies.evict.snapkv import SnapKV
 from strategies.stack import Stack
 from tests.bench.conftest import Bench
 from tests.cli import Kvgate
+from tests.test_conf import CONF, composed
 
 LOAD = Offline(name="l", requests=3, prompt_tokens=40, output_tokens=5, in_flight=2)
 
@@ -279,3 +282,38 @@ def _verdict(name: str) -> dict[str, Any]:
         "candidates": [{**mine, "metrics": dict.fromkeys(reports.METRICS, metric), **facts}],
         "notes": [name],
     }
+
+
+PRESETS = sorted(file.stem for file in CONF.glob("strategy/*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def roomy(tiny_family: Callable[..., Path]) -> Any:
+    """A model of a shape that every preset fits."""
+    folder = tiny_family(
+        "llama", head_dim=64, num_key_value_heads=3, num_attention_heads=3, hidden_size=192, num_hidden_layers=6
+    )
+    with HFEngine(threads=1).open({"name": "hf", "path": str(folder)}, Stack("full")) as session:
+        yield session
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_setting_that_is_timed_answers_in_a_batch_as_alone(roomy: Any, fed: list[list[int]], preset: str) -> None:
+    session = roomy
+    stack = HFEngine().resolve(make_stack(preset, composed("bench", f"strategy={preset}")["strategy"]))
+    assert stack.problems(session.about.shape) == []
+    if not HFEngine().times(stack, 1).yes:
+        assert preset in ("oracle", "delayed", "prefix_reuse"), "only what looks ahead, and what comes back to nothing"
+        return
+    if stack.calibrates:
+        stack = session.fit(stack, text_of(None), 64)
+    prompts = replace(LOAD, requests=2, prompt_tokens=150).prompts(session.tokenizer, 0, 0)
+    together = session.serve(stack, prompts, in_flight=2, seed=0)
+    in_batch = [[step[row] for step in fed] for row in range(2)]
+    fed.clear()
+    alone = session.serve(stack, prompts, in_flight=1, seed=0)
+    steps = [step[0] for step in fed]
+    assert in_batch == [steps[:4], steps[4:]]
+    assert together.memory.stored_bytes == alone.memory.stored_bytes
+    assert together.memory.kv_bytes_per_token == alone.memory.kv_bytes_per_token
+    assert [one.layer for one in together.evidence] == [f"{layer.slot}/{layer.name}" for layer in stack.layers()]
