@@ -197,7 +197,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
     facts = None
     if engine is not None:
         jobs = [_prefilled(job, engine) for job in jobs]
-        problems += _refused("gen", engine, generation.describe(), engine.generates(generation))
+        problems += refused("gen", engine, generation.describe(), engine.generates(generation))
         problems += _refusals(engine, stacks.values(), control, tasks.values(), jobs)
         try:
             facts = engine.describe(first["model"])
