@@ -178,8 +178,8 @@ def plan(jobs: Sequence[Job]) -> Plan:
         problems += _numbers(job.config)
     store = ResultStore(Path(first["results_dir"]).expanduser().absolute())
     problems += store.problems()
-    engine, refused = engine_of(first["engine"])
-    problems += refused
+    engine, unbuilt = engine_of(first["engine"])
+    problems += unbuilt
     stacks, found = stacks_of(jobs, engine)
     problems += found
     if stacks and not any(stack.layers() for stack in stacks.values()):

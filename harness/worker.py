@@ -112,7 +112,7 @@ def _heard(history: str, samples: Sequence[Sample], cells: Sequence[str], store:
 
 def _tellings(
     wave: Sequence[Sample], waiting: Mapping[str, Sequence[str]], heard: Heard
-) -> Iterator[dict[str, tuple[Sample, Sample, Sequence[str]]]]:
+) -> Iterator[dict[str, tuple[Sample, Sample, list[str]]]]:
     """By sample id the sample, as it is told, and the cells that are told so: one history of each sample at a time."""
     histories = [(sample, iter(heard.told(sample, waiting[sample.id]))) for sample in wave]
     while told := {sample.id: (sample, *history) for sample, mine in histories for history in islice(mine, 1)}:
