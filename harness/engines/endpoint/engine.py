@@ -95,10 +95,8 @@ class EndpointEngine(ServingEngine):
     @cached_property
     def servers(self) -> dict[str, Any]:
         """What is known of each server, by field. Raises BadInput where one cannot be asked."""
-        if find_spec("openai") is None:
-            raise BadInput(
-                "engine: openai is not installed (pip install 'kvgate[endpoint]'); kvgate doctor tells what is"
-            )
+        if command := self.missing():
+            raise BadInput(f"engine: openai is not installed ({command}); kvgate doctor tells what is")
         if self.baseline is None:
             raise BadInput("engine.baseline must be the URL of a server with a full-precision cache, got null")
         from harness.engines.endpoint import server
@@ -116,6 +114,9 @@ class EndpointEngine(ServingEngine):
         if problems:
             raise BadInput(*problems)
         return found
+
+    def missing(self) -> str | None:
+        return None if find_spec("openai") else "pip install 'kvgate[endpoint]'"
 
     def _client(self, field: str) -> Any:
         from harness.engines.endpoint.client import Client

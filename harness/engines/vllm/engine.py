@@ -76,13 +76,14 @@ class VLLMEngine(ServingEngine):
     def found(self) -> probe.Found:
         return probe.found(self.python)
 
+    def missing(self) -> str | None:
+        return None if self.found.distribution else HINT[self.found.platform]
+
     def describe(self, model: Mapping[str, Any]) -> ModelFacts:
         found = self.found
-        if found.distribution is None:
+        if command := self.missing():
             where = f" in the environment of {self.python}" if self.python else ""
-            raise BadInput(
-                f"engine: vLLM is not installed{where} ({HINT[found.platform]}); kvgate doctor tells what is"
-            )
+            raise BadInput(f"engine: vLLM is not installed{where} ({command}); kvgate doctor tells what is")
         if unknown := [name for name in self.allow_formats if name not in found.formats]:
             raise BadInput(f"engine.allow_formats must be among {', '.join(found.formats)}, got {', '.join(unknown)}")
         step = serving.STEP[found.platform]
