@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -35,6 +35,11 @@ def canonical(value: Any) -> str:
 def digest(value: Any, length: int = 16) -> str:
     """The first ``length`` hex digits of the SHA-256 of ``canonical(value)``."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:length]
+
+
+def until(text: str, marks: Iterable[str]) -> str:
+    """``text`` up to the first place where one of ``marks`` begins; all of it where none does."""
+    return text[: min((at for at in map(text.find, marks) if at >= 0), default=None)]
 
 
 class State(StrEnum):

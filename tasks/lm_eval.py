@@ -18,7 +18,7 @@ from functools import cached_property
 from numbers import Real
 from typing import Any
 
-from harness.types import Response, Sample, Score, State, digest
+from harness.types import Response, Sample, Score, State, digest, until
 from tasks import checks
 from tasks.admit import admitted
 from tasks.base import Task, Tokenizer
@@ -70,8 +70,7 @@ class LmEval(Task):
         return admitted(((at, self._sample(at)) for at in order[:n]), tokenizer, "document")
 
     def score(self, sample: Sample, response: Response) -> Score:
-        cut = min((at for at in map(response.text.find, sample.stop) if at >= 0), default=None)
-        answer, results = self._judged(sample.meta["doc"], response.text[:cut])
+        answer, results = self._judged(sample.meta["doc"], until(response.text, sample.stop))
         parts = {
             name: float(value) for name, value in results.items() if isinstance(value, int | float) and 0 <= value <= 1
         }

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-from harness.types import Evidence, Fault, Generation, Memory, Response, Sample, Served, Unsupported
+from harness.types import Evidence, Fault, Generation, Memory, Response, Sample, Served, Unsupported, digest
 from strategies.base import KVShape, Layer
 from strategies.stack import Stack
 from tasks.base import Tokenizer
@@ -57,6 +57,11 @@ class ModelFacts:
     parameters: tuple[int, int] | None = (
         None  # of a step, and those of them that make logits; None where files do not tell
     )
+
+
+def chance(seed: int, sample: Sample, bits: int) -> int:
+    """The seed of every random draw on a sample, the same for all that answer it."""
+    return int(digest([seed, sample.id]), 16) % (1 << bits)
 
 
 @dataclass(frozen=True)

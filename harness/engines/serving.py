@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from harness.engines import thinned
-from harness.engines.base import Compress, Engine, Prefill, Support
-from harness.types import Memory
+from harness.engines.base import Ask, Compress, Engine, Prefill, Row, Start, Support
+from harness.types import Memory, Sample
 from strategies.base import KVShape
 from strategies.stack import Stack
+
+Asked = tuple[Row, Sample]
+"""One row, and the sample that it is to answer."""
 
 
 class ServingEngine(Engine):
@@ -35,6 +39,18 @@ class ServingEngine(Engine):
         return Support(
             compress == "prompt", "it has no layer to which it matters what of a prompt is known: compress=prompt"
         )
+
+
+def parted(asks: Sequence[Ask], start: Start) -> tuple[list[Asked], list[Asked]]:
+    """Rows that are asked all at once, and those that are asked one by one, after them.
+
+    One by one go the later batches of a sample; and all, where a row is to meet a state of the cache or of a tier that another
+    would disturb.
+    """
+    offloads = any(row.stack.offload for ask in asks for rows in ask.batches for row in rows)
+    first = start == "cold" and not offloads
+    together = [(row, ask.sample) for ask in asks for row in ask.batches[0]] if first else []
+    return together, [(row, ask.sample) for ask in asks for rows in ask.batches[first:] for row in rows]
 
 
 def memory(

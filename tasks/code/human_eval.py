@@ -21,7 +21,7 @@ from functools import cache
 from importlib.resources import files
 from typing import ClassVar, NamedTuple
 
-from harness.types import Response, Sample, Score, State
+from harness.types import Response, Sample, Score, State, until
 from tasks import checks, corpus
 from tasks.base import Knob, Tokenizer
 from tasks.code import sandbox
@@ -161,7 +161,7 @@ class HumanEval(SizedTask):
 
 def completion(text: str) -> str:
     """``text`` up to where the function is over: a new statement that begins its line, or the end of the code."""
-    return text[: min((at for at in map(text.find, STOPS) if at >= 0), default=None)]
+    return until(text, STOPS)
 
 
 @cache

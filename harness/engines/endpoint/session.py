@@ -11,14 +11,14 @@ from typing import Any
 from uuid import uuid4
 
 from harness.engines import serving, thinned
-from harness.engines.base import CONTROL, Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start
+from harness.engines.base import CONTROL, Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start, chance
 from harness.engines.endpoint import metrics, prompts, proof
 from harness.engines.endpoint.client import Client, Completion, Failed
 from harness.engines.endpoint.prompts import PROBE, Prompt
 from harness.engines.endpoint.server import Server
 from harness.engines.hf.tokenizer import PromptTokenizer
 from harness.engines.vllm.counters import Counters
-from harness.types import BadInput, Evidence, Memory, Response, Sample, digest
+from harness.types import BadInput, Evidence, Memory, Response, Sample, digest, until
 from strategies.stack import Stack
 
 
@@ -100,14 +100,11 @@ class EndpointSession(Session):
         start: Start = "cold",
         seed: int,
     ) -> Iterator[Answer]:
-        offloads = any(row.stack.offload for ask in asks for rows in ask.batches for row in rows)
-        together = start == "cold" and not offloads  # else one would disturb what another is to show
-        if together:
-            yield from self._at_once([self._request(row, ask.sample, seed) for ask in asks for row in ask.batches[0]])
-        for ask in asks:
-            for row in (row for rows in ask.batches[together:] for row in rows):
-                request = self._request(row, ask.sample, seed)
-                yield self._answer(request, self._reply(request, primed=start == "warm", alone=True))
+        together, one_by_one = serving.parted(asks, start)
+        yield from self._at_once([self._request(*asked, seed) for asked in together])
+        for asked in one_by_one:
+            request = self._request(*asked, seed)
+            yield self._answer(request, self._reply(request, primed=start == "warm", alone=True))
 
     def _at_once(self, requests: Iterable[_Request]) -> Iterator[Answer]:
         pool = ThreadPoolExecutor(self.together)
@@ -192,8 +189,8 @@ class EndpointSession(Session):
         ids = list(said.token_ids) if said.token_ids is not None else self.tokenizer.encode(said.text)
         if ids and ids[-1] in self.tokenizer.stop_ids:
             ids.pop()
-        ends = [at for at in map(said.text.find, sample.stop) if at >= 0]
-        return Response(said.text[: min(ends, default=None)], tuple(ids), "stop" if ends else said.finish)
+        text = until(said.text, sample.stop)
+        return Response(text, tuple(ids), said.finish if text == said.text else "stop")  # type: ignore[arg-type]
 
     def _evidence(self, request: _Request, said: Completion, counted: Counters | None) -> tuple[Evidence, ...]:
         stack, held = request.row.stack, self._held(request.row.stack)
@@ -231,4 +228,4 @@ def _sampling(sample: Sample, seed: int) -> dict[str, Any]:
     """How the answer is drawn: from the whole distribution, with one seed for both sides of a pair."""
     if not sample.temperature:
         return {"temperature": 0.0, "seed": seed}
-    return {"temperature": sample.temperature, "top_p": 1.0, "seed": int(digest([seed, sample.id]), 16) % 2**31}
+    return {"temperature": sample.temperature, "top_p": 1.0, "seed": chance(seed, sample, 31)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from harness.engines.hf.tokenizer import PromptTokenizer
-from harness.types import Response, Sample
+from harness.types import Response, Sample, until
 
 
 class Phase(Enum):
@@ -85,10 +85,9 @@ class RowState:
             self.finish = "stop"
             return
         self.tokens.append(token)
-        self.text = tokenizer.decode(self.tokens)
-        found = [at for at in (self.text.find(mark) for mark in sample.stop) if at >= 0]
-        if found:
-            self.text = self.text[: min(found)]
+        whole = tokenizer.decode(self.tokens)
+        self.text = until(whole, sample.stop)
+        if self.text != whole:
             self.finish = "stop"
         elif len(self.tokens) >= sample.max_new_tokens:
             self.finish = "length"

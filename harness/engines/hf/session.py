@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Prompt, Row, Session, Start
+from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Prompt, Row, Session, Start, chance
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import Reference, decode, feed, follow
@@ -38,6 +38,7 @@ REREAD = (  # what asks for the prompt once more (KVzip): its first chunk, and a
     "\n\nRepeat the part of the previous context exactly, starting with\n",
 )
 LAYOUT = 1  # of what goes to a tier; raised when the same key would lead to other bytes
+CHANCE_BITS = 48  # of a sample's seed
 CALIBRATION_QUERIES = 64  # last queries of each piece that calibrating layers may measure attention with
 
 
@@ -220,8 +221,8 @@ class HFSession(Session):
         width = max((policy.query_window for policy in policies), default=0)
         needs = frozenset().union(*(policy.needs for policy in policies))
         compute = cache.prefill if cache else prefill
-        chance = _chance(seed, sample)
-        prompt = compute(self.model, exact, query_window=width, chunk=self.chunk, seed=chance, needs=needs)
+        drawn = chance(seed, sample, CHANCE_BITS)
+        prompt = compute(self.model, exact, query_window=width, chunk=self.chunk, seed=drawn, needs=needs)
         if sample.instructions and policies:
             spans = torch.tensor(self.tokenizer.spans(sample)[: len(exact)], device=prompt.logits.device)
             prompt = prompt.knowing(spans=[spans] * len(prompt.layers))
@@ -309,7 +310,7 @@ class HFSession(Session):
                 "compress": work.compress,
                 "sample": work.sample.hash,  # what policies had in view: questions, instructions, what was answered
                 "prompt": work.prompt_ids,
-                "chance": _chance(work.seed, work.sample),
+                "chance": chance(work.seed, work.sample, CHANCE_BITS),
             },
             32,
         )
@@ -447,11 +448,6 @@ def _source(stack: Stack) -> Source:
 def _other(sample: Sample) -> Sample:
     """The sample with the question for which its context was compressed before."""
     return replace(sample, question=sample.other, answer_prefix="", other="")
-
-
-def _chance(seed: int, sample: Sample) -> int:
-    """The seed of every random draw on a sample."""
-    return int(digest([seed, sample.id]), 16) % 2**48
 
 
 def _failed(row: Row, sample: Sample, tokens: PromptTokens, error: Exception, seconds: float) -> Answer:

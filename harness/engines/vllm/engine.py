@@ -137,10 +137,11 @@ class VLLMEngine(ServingEngine):
         return Support(True, "each setting in an engine of its own")
 
     def on_kernels(self, attention: str) -> dict[str, Any]:
-        several = "+" in attention  # kinds side by side, as where layers are skipped: it can be told one for all
-        return (
-            {"attention_backend": attention} if self.found.platform == "cuda" and not several else {}
-        )  # a CPU has one
+        if (
+            self.found.platform == "cpu" or "+" in attention
+        ):  # it has one; or it can be told one kind for all layers, not several
+            return {}
+        return {"attention_backend": attention}
 
     def load_key(self, stack: Stack) -> str:
         return digest({layer.slot: layer.spec() for layer in stack.layers() if layer.slot != "evict"})

@@ -14,20 +14,18 @@ import torch
 from vllm import SamplingParams
 
 from harness.engines import process_memory, serving, thinned
-from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Prompt, Row, Session, Start
+from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Prompt, Row, Session, Start, chance
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.engines.vllm.counters import Counters
 from harness.engines.vllm.loading import load
 from harness.engines.vllm.prefiller import Prefiller
 from harness.engines.vllm.timing import timed
-from harness.types import Evidence, LoadMemory, Memory, Response, Sample, Served, Thinking, digest
+from harness.types import Evidence, LoadMemory, Memory, Response, Sample, Served, Thinking, digest, until
 from harness.types import Request as TimedRequest
 from strategies.base import Moved
 from strategies.stack import Stack
 
 FINISHED = ("stop", "length")  # reasons to end that are the model's or the request's own
-
-
 BY_TENSOR = ("fp8", "fp8_e4m3", "fp8_e5m2")  # formats with one scale a tensor, which only a checkpoint can bring
 
 
@@ -118,14 +116,10 @@ class VLLMSession(Session):
         start: Start = "cold",
         seed: int,
     ) -> Iterator[Answer]:
-        offloads = any(row.stack.offload for ask in asks for rows in ask.batches for row in rows)
-        together = start == "cold" and not offloads  # else one would disturb the state that another is to meet
-        if together:
-            joint = [self._request(row, ask.sample, seed) for ask in asks for row in ask.batches[0]]
-            yield from self._answered(joint, start)
-        for ask in asks:
-            for row in (row for rows in ask.batches[together:] for row in rows):
-                yield from self._answered([self._request(row, ask.sample, seed)], start)
+        together, one_by_one = serving.parted(asks, start)
+        yield from self._answered([self._request(*asked, seed) for asked in together], start)
+        for asked in one_by_one:
+            yield from self._answered([self._request(*asked, seed)], start)
 
     def serve(self, stack: Stack, prompts: Sequence[Prompt], *, in_flight: int, seed: int) -> Served:
         self.forget()
@@ -157,7 +151,7 @@ class VLLMSession(Session):
         fed = tokens.context + tokens.rest
         if row.stack.evict:
             fed = thinned.thinned(fed, row.stack.evict.budget(len(fed)), digest([seed, sample.id]))
-        return _Request(row, sample, tokens, fed, int(digest([seed, sample.id]), 16) % 2**31)
+        return _Request(row, sample, tokens, fed, chance(seed, sample, 31))
 
     def _answered(self, requests: Sequence[_Request], start: Start) -> Iterator[Answer]:
         """Send the requests all at once, and answer them as they finish. One that has thought is sent on to answer."""
@@ -242,11 +236,10 @@ class VLLMSession(Session):
         if answer.finish_reason not in FINISHED:
             return None
         ids = self._said(answer)
-        text = self.tokenizer.decode(ids)
-        ends = [at for at in map(text.find, request.sample.stop) if at >= 0]
-        finish = "stop" if ends else answer.finish_reason
-        thought = len(request.thought or ())
-        return Response(text[: min(ends, default=None)], tuple(ids), finish, None, thought, request.cut)
+        whole = self.tokenizer.decode(ids)
+        text = until(whole, request.sample.stop)
+        finish = answer.finish_reason if text == whole else "stop"
+        return Response(text, tuple(ids), finish, None, len(request.thought or ()), request.cut)
 
     def _said(self, answer: Any) -> list[int]:
         """The tokens of an answer, without the one that ended it."""
