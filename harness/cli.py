@@ -53,13 +53,15 @@ def _refusals() -> Iterator[None]:
 def run_jobs(composed: Sequence[tuple[DictConfig, Sequence[str]]], command: str = "run") -> None:
     """Plan, run, judge and report all points of a grid as one run of ``kvgate run`` or ``kvgate bench``."""
     global exit_code
-    from harness import commands
-    from harness.bench import command as benches
     from harness.plan import Job
+
+    if command == "bench":
+        from harness.bench.command import bench as carry_out
+    else:
+        from harness.commands import run as carry_out
 
     with _refusals():
         jobs = [Job(schema.plain(config), overrides) for config, overrides in composed]
-        carry_out = {"run": commands.run, "bench": benches.bench}[command]
         exit_code = carry_out(jobs, [f"kvgate {command}", *sys.argv[1:]])
 
 

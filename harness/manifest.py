@@ -16,7 +16,7 @@ from harness.types import BadInput
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine, ModelFacts
-    from harness.plan import Group, Plan  # a report reads manifests without what planning needs
+    from harness.plan import Group, Plan, PlannedCell  # a report reads manifests without what planning needs
 
 SCHEMA = "kvgate.run/1"
 
@@ -77,16 +77,18 @@ def _group(plan: Plan, group: Group) -> dict[str, Any]:
         "n": group.n,
         "samples_file": group.samples_file.name,
         "samples_set": group.samples_set,
-        "cells": [
-            {
-                "address": cell.address,
-                "role": cell.role,
-                "strategy": cell.strategy,
-                "describe": cell.stack.describe(),
-                "stack": dict(cell.stack.spec()),
-            }
-            for cell in group.cells
-        ],
+        "cells": [part(cell) for cell in group.cells],
+    }
+
+
+def part(cell: PlannedCell) -> dict[str, Any]:
+    """What takes part in a run, and where its results are."""
+    return {
+        "address": cell.address,
+        "role": cell.role,
+        "strategy": cell.strategy,
+        "describe": cell.stack.describe(),
+        "stack": dict(cell.stack.spec()),
     }
 
 

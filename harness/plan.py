@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,8 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One run: one model on one engine, any number of strategies and tasks."""
+class Setup:
+    """What every run has: a name, a store, and one model on one engine."""
 
     name: str
     store: ResultStore
@@ -88,6 +88,25 @@ class Plan:
     engine: Engine
     facts: ModelFacts
     calibration: Mapping[str, Any]
+
+
+def setup_of(config: Mapping[str, Any], store: ResultStore, engine: Engine, facts: ModelFacts) -> dict[str, Any]:
+    """The fields of ``Setup`` for a run of this configuration."""
+    return {
+        "name": str(config["name"]),
+        "store": store,
+        "model_config": config["model"],
+        "engine_config": config["engine"],
+        "engine": engine,
+        "facts": facts,
+        "calibration": config["calibration"],
+    }
+
+
+@dataclass(frozen=True)
+class Plan(Setup):
+    """One run of any number of strategies and tasks."""
+
     generation: Generation
     gate: Gate
     groups: tuple[Group, ...]
@@ -182,8 +201,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
     problems += unbuilt
     stacks, found = stacks_of(jobs, engine)
     problems += found
-    if stacks and not any(stack.layers() for stack in stacks.values()):
-        problems.append("strategy must name at least one beside full, which always runs as the baseline, got full")
+    problems += baseline_only(stacks.values())
     problems += _starts(stacks, jobs) if stacks else []
     compare = _compare(jobs)
     if not found:  # else some strategies have no name yet
@@ -199,12 +217,8 @@ def plan(jobs: Sequence[Job]) -> Plan:
         jobs = [_prefilled(job, engine) for job in jobs]
         problems += refused("gen", engine, generation.describe(), engine.generates(generation))
         problems += _refusals(engine, stacks.values(), control, tasks.values(), jobs)
-        try:
-            facts = engine.describe(first["model"])
-        except BadInput as error:
-            problems += error.problems
-        except Unsupported as error:
-            problems.append(str(error))
+        facts, found = described(engine, first["model"])
+        problems += found
     if engine is not None and facts is not None:
         for stack in stacks.values():
             problems += stack.problems(facts.shape)
@@ -221,13 +235,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
     if problems or engine is None or facts is None or control is None:
         raise BadInput(*dict.fromkeys(problems))
     plan = Plan(
-        name=str(first["name"]),
-        store=store,
-        model_config=first["model"],
-        engine_config=first["engine"],
-        engine=engine,
-        facts=facts,
-        calibration=first["calibration"],
+        **setup_of(first, store, engine, facts),
         generation=generation,
         gate=gate,
         groups=_groups(jobs, store, engine, facts, stacks, control, tasks, generation),
@@ -294,6 +302,21 @@ def engine_of(config: Mapping[str, Any]) -> tuple[Engine | None, list[str]]:
         return make(config, "engine"), []
     except BadInput as error:
         return None, error.problems
+
+
+def described(engine: Engine, model: Mapping[str, Any]) -> tuple[ModelFacts | None, list[str]]:
+    try:
+        return engine.describe(model), []
+    except BadInput as error:
+        return None, error.problems
+    except Unsupported as error:
+        return None, [str(error)]
+
+
+def baseline_only(stacks: Collection[Stack]) -> list[str]:
+    """Whether there is nothing but the baseline."""
+    rule = "strategy must name at least one beside full, which always runs as the baseline, got full"
+    return [rule] if stacks and not any(stack.layers() for stack in stacks) else []
 
 
 def _prefilled(job: Job, engine: Engine) -> Job:

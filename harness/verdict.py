@@ -27,7 +27,8 @@ HEADROOM = 2  # margins the baseline has to be above chance
 class CellInput:
     """All that the verdict on one strategy and task depends on. Pairs are in the order of the sample ids.
 
-    ``noise`` pairs the baseline with itself in another batch composition, ``control`` with a candidate that must hurt.
+    ``noise`` pairs the baseline with itself in another batch composition, ``control`` with a candidate that must hurt, ``kernel``
+    with itself on the candidate's attention kernels where these are others.
     """
 
     strategy: str
@@ -42,9 +43,7 @@ class CellInput:
     graded: bool  # scores other than 0 and 1 occur
     fidelity: bool  # teacher-forced: measured, never judged
     fidelity_measures: Mapping[str, float]
-    kernel: tuple[
-        Pair, ...
-    ] = ()  # the baseline with itself on the candidate's attention kernels, where these are others
+    kernel: tuple[Pair, ...] = ()
 
 
 @dataclass(frozen=True)

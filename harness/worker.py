@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def _run_group(
 ) -> None:
     task = make(group["task"], "task")
     batches = [
-        [Row(row["cell"], _fitted(_stack(row, engine), unit["calibration"], session)) for row in batch]
+        [Row(row["cell"], fitted(_stack(row, engine), unit["calibration"], session)) for row in batch]
         for batch in group["batches"]
     ]
     cells = list(dict.fromkeys(row.cell for batch in batches for row in batch))
@@ -123,7 +123,7 @@ def _stack(row: Mapping[str, Any], engine: Engine) -> Stack:
     return engine.resolve(make_stack(row["strategy"], row["stack"]))
 
 
-def _fitted(stack: Stack, calibration: Mapping[str, Any], session: Session) -> Stack:
+def fitted(stack: Stack, calibration: Mapping[str, Any], session: Session) -> Stack:
     """The strategy, with what its layers learn from the calibration text."""
     return session.fit(stack, text_of(calibration["text"]), calibration["tokens"]) if stack.calibrates else stack
 
@@ -164,16 +164,21 @@ def _end_with_parent() -> None:
     os._exit(3)
 
 
-def main() -> None:
-    unit = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def carry_out(work: Callable[[], None]) -> None:
+    """Do the work of this process; what is refused is told its parent, and ends it."""
     try:
-        run_unit(unit)
+        work()
     except (BadInput, Unsupported) as error:
         emit("refused", problems=getattr(error, "problems", [str(error)]))
         sys.exit(2)
     except KeyboardInterrupt:  # the parent was told too, and says what it means
         sys.exit(130)
+
+
+def main() -> None:
+    unit = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    carry_out(lambda: run_unit(unit))
 
 
 if __name__ == "__main__":

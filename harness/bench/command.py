@@ -78,16 +78,7 @@ def make_manifest(plan: BenchPlan, command: Sequence[str]) -> dict[str, Any]:
         "seed": plan.seed,
         "pairs": plan.pairs,
         "notes": [],
-        "arms": [
-            {
-                "address": arm.address,
-                "role": arm.role,
-                "strategy": arm.strategy,
-                "describe": arm.stack.describe(),
-                "stack": dict(arm.stack.spec()),
-            }
-            for arm in plan.arms
-        ],
+        "arms": [manifests.part(arm) for arm in plan.arms],
     }
 
 

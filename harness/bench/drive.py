@@ -5,16 +5,16 @@ Settings that share a load of the engine share a process; others have one each. 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 from uuid import uuid4
 
 from tqdm import tqdm
 
-from harness.bench.plan import Arm, BenchPlan
+from harness.bench.plan import BenchPlan
+from harness.plan import PlannedCell
 from harness.sweep.process import Process
 from harness.types import BadInput
 
@@ -40,7 +40,7 @@ def execute(plan: BenchPlan) -> list[str]:
         return driver.problems
 
 
-def _width(waiting: Sequence[Arm], missing: dict[str, int], number: int) -> int:
+def _width(waiting: Sequence[PlannedCell], missing: dict[str, int], number: int) -> int:
     """Measurements of the trial with that number."""
     candidates = sum(missing[arm.address] > number for arm in waiting)
     return candidates and candidates + 2
@@ -58,7 +58,7 @@ class _Driver:
         self.given_up: set[str] = set()
         self.problems: list[str] = []
 
-    def trial(self, arms: Sequence[Arm], index: int) -> None:
+    def trial(self, arms: Sequence[PlannedCell], index: int) -> None:
         """Measure the arms once each. One that is lost breaks no other: the trial then pairs without it."""
         for arm in arms:  # all are warm before the first is measured
             self._process(arm)
@@ -72,10 +72,10 @@ class _Driver:
         for process in self.open.values():
             process.finish()
 
-    def _measure(self, arm: Arm, process: Process, asked: dict[str, Any]) -> None:
+    def _measure(self, arm: PlannedCell, process: Process, asked: dict[str, Any]) -> None:
         with suppress(BrokenPipeError):
             process.tell({"address": arm.address, **asked})
-            for event in self._events(process):
+            for event in process.events(self.bar.write):
                 if event["event"] == "measured":
                     told = (
                         f"{event['tokens_s']:.1f} tok/s"
@@ -92,7 +92,7 @@ class _Driver:
         if self.deaths[arm.address] == DEATHS:
             self._give_up([arm], [f"the worker {how} {DEATHS} times while it was measured"])
 
-    def _process(self, arm: Arm) -> Process | None:
+    def _process(self, arm: PlannedCell) -> Process | None:
         """The process that serves this arm, open and warm; None if the arm was given up."""
         key = self.keys[arm.address]
         if key not in self.open and arm.address not in self.given_up:
@@ -103,16 +103,16 @@ class _Driver:
                 self._give_up(arms, error.problems)
         return None if arm.address in self.given_up else self.open[key]
 
-    def _opened(self, arms: Sequence[Arm]) -> Process:
+    def _opened(self, arms: Sequence[PlannedCell]) -> Process:
         engine = self.plan.engine
         process = self.stays.enter_context(Process("harness.bench.worker", engine.python, engine.silence_s))
         process.tell(self._unit(arms))
-        if not any(event["event"] == "ready" for event in self._events(process)):
+        if not any(event["event"] == "ready" for event in process.events(self.bar.write)):
             how = "hung" if process.hung else "died"
             raise BadInput(f"the worker {how} before it was warm; its last words are above")
         return process
 
-    def _unit(self, arms: Sequence[Arm]) -> dict[str, Any]:
+    def _unit(self, arms: Sequence[PlannedCell]) -> dict[str, Any]:
         plan = self.plan
         return {
             "model": plan.model_config,
@@ -125,20 +125,7 @@ class _Driver:
             "arms": [{"address": arm.address, "strategy": arm.strategy, "stack": dict(arm.config)} for arm in arms],
         }
 
-    def _events(self, process: Process) -> Iterator[dict[str, Any]]:
-        """What a worker says, until it ends. Raises BadInput when it refuses."""
-        for line in process.lines():
-            try:
-                event = json.loads(line)
-                kind = event["event"]
-            except (ValueError, TypeError, KeyError):  # something a library printed
-                self.bar.write(line.rstrip())
-                continue
-            if kind == "refused":
-                raise BadInput(*event["problems"])
-            yield event
-
-    def _give_up(self, arms: Sequence[Arm], why: Sequence[str]) -> None:
+    def _give_up(self, arms: Sequence[PlannedCell], why: Sequence[str]) -> None:
         """Go on without these settings. Raises BadInput if the baseline is among them."""
         problems = [f"{', '.join(dict.fromkeys(arm.strategy for arm in arms))}: {reason}" for reason in why]
         if any(arm.role != "candidate" for arm in arms):

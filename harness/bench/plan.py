@@ -12,12 +12,27 @@ from harness.bench.judge import TAIL_VALUES
 from harness.bench.load import Offline
 from harness.bench.metrics import SLO
 from harness.bench.roofline import hardware_problems
-from harness.engines.base import Engine, ModelFacts
+from harness.engines.base import Engine
 from harness.make import make
 from harness.payoff import MIN_PAIRS, Payoff
-from harness.plan import BASELINE, Job, engine_of, gate_of, mixed, named, refused, stacks_of, strategy_key
+from harness.plan import (
+    BASELINE,
+    Job,
+    PlannedCell,
+    Setup,
+    baseline_only,
+    described,
+    engine_of,
+    gate_of,
+    mixed,
+    named,
+    refused,
+    setup_of,
+    stacks_of,
+    strategy_key,
+)
 from harness.store import ResultStore
-from harness.types import BadInput, Unsupported
+from harness.types import BadInput
 from strategies.stack import Stack
 
 ALIKE = ("model", "engine", "gate", "calibration", "load", "hardware", "seed", "pairs")
@@ -25,41 +40,22 @@ NOT_SPEED = ("_target_", "python", "silence_s", "allow_formats")  # options of a
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One setting: ``role`` is baseline, noise (the baseline once more) or candidate."""
+class BenchPlan(Setup):
+    """One run of one load with any number of settings, each a cell. Here ``noise`` is the baseline once more."""
 
-    address: str
-    role: str
-    strategy: str
-    stack: Stack
-    config: Mapping[str, Any]
-    ask: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class BenchPlan:
-    """One run: one load, one model on one engine, any number of settings."""
-
-    name: str
-    store: ResultStore
-    model_config: Mapping[str, Any]
-    engine_config: Mapping[str, Any]
-    engine: Engine
-    facts: ModelFacts
-    calibration: Mapping[str, Any]
     load: Offline
     load_config: Mapping[str, Any]
     payoff: Payoff
     hardware: Mapping[str, Any]
     seed: int
     pairs: int
-    arms: tuple[Arm, ...]  # the baseline first, its noise second
+    arms: tuple[PlannedCell, ...]  # the baseline first, its noise second
 
     @property
-    def candidates(self) -> tuple[Arm, ...]:
+    def candidates(self) -> tuple[PlannedCell, ...]:
         return self.arms[2:]
 
-    def whole_trials(self, arm: Arm) -> list[str]:
+    def whole_trials(self, arm: PlannedCell) -> list[str]:
         """Trials in which this candidate, the baseline and the baseline once more were all measured, oldest first."""
         read = [self.store.load(one.address).read()[0] for one in (*self.arms[:2], arm)]
         return [trial for trial in read[0] if all(trial in one and one[trial].served for one in read)]
@@ -68,9 +64,9 @@ class BenchPlan:
         """By address of a candidate, the trials that it still lacks."""
         return {arm.address: max(0, self.pairs - len(self.whole_trials(arm))) for arm in self.candidates}
 
-    def loads(self) -> dict[str, list[Arm]]:
+    def loads(self) -> dict[str, list[PlannedCell]]:
         """Arms by the load of the engine that they share."""
-        by_key: dict[str, list[Arm]] = {}
+        by_key: dict[str, list[PlannedCell]] = {}
         for arm in self.arms:
             by_key.setdefault(self.engine.load_key(arm.stack), []).append(arm)
         return by_key
@@ -93,8 +89,7 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
     problems += found
     stacks, found = stacks_of(jobs, engine)
     problems += found
-    if stacks and not any(stack.layers() for stack in stacks.values()):
-        problems.append("strategy must name at least one beside full, which always runs as the baseline, got full")
+    problems += baseline_only(stacks.values())
     load, facts = None, None
     try:
         load = make(first["load"], "load")
@@ -102,10 +97,8 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
         problems += error.problems
     if engine is not None:
         problems += _refusals(engine, stacks.values())
-        try:
-            facts = engine.describe(first["model"])
-        except (BadInput, Unsupported) as error:
-            problems += getattr(error, "problems", [str(error)])
+        facts, found = described(engine, first["model"])
+        problems += found
     if load is not None:
         problems += load.problems(facts.max_tokens if facts else None)
     if engine is not None and facts is not None:
@@ -127,7 +120,7 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
     }
     configs = {strategy_key(job.config["strategy"]): job.config["strategy"] for job in jobs}
 
-    def arm(role: str, stack: Stack, layers: Mapping[str, Any]) -> Arm:
+    def arm(role: str, stack: Stack, layers: Mapping[str, Any]) -> PlannedCell:
         fitted = {"calibration": calibration.spec(first["calibration"])} if stack.calibrates else {}
         again = {"again": True} if role == "noise" else {}
         ask = {
@@ -137,18 +130,12 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
             **fitted,
             **again,
         }
-        return Arm(store.ask(ask), role, stack.name, stack, layers, ask)
+        return PlannedCell(store.ask(ask), role, stack.name, stack, layers, ask)
 
     candidates = [arm("candidate", stacks[key], layers) for key, layers in configs.items() if stacks[key].layers()]
     full = engine.resolve(Stack(BASELINE))
     return BenchPlan(
-        name=str(first["name"]),
-        store=store,
-        model_config=first["model"],
-        engine_config=first["engine"],
-        engine=engine,
-        facts=facts,
-        calibration=first["calibration"],
+        **setup_of(first, store, engine, facts),
         load=load,
         load_config=first["load"],
         payoff=payoff,

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.bench.metrics import output_tokens_s
-from harness.calibration import text_of
-from harness.engines.base import Engine, Session
+from harness.engines.base import Engine
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
-from harness.types import BadInput, Measurement, Served, Unsupported
-from harness.worker import emit
-from strategies.stack import Stack
+from harness.types import Measurement, Served
+from harness.worker import carry_out, emit, fitted
 
 WARM_UP = "warm-up"  # begins the names of trials that are stored and not compared
 
@@ -38,7 +36,7 @@ def run_unit(unit: Mapping[str, Any]) -> None:
         facts = dict(session.facts())
         for address, stack in stacks.items():
             store.load(address).note_loaded(facts)
-            stacks[address] = _fitted(stack, unit["calibration"], session)
+            stacks[address] = fitted(stack, unit["calibration"], session)
 
         def measure(address: str, trial: str, place: int, index: int) -> None:
             prompts = load.prompts(tokenizer, unit["seed"], index)
@@ -61,22 +59,12 @@ def run_unit(unit: Mapping[str, Any]) -> None:
             measure(asked["address"], asked["trial"], asked["place"], asked["index"])
 
 
-def _fitted(stack: Stack, calibration: Mapping[str, Any], session: Session) -> Stack:
-    return session.fit(stack, text_of(calibration["text"]), calibration["tokens"]) if stack.calibrates else stack
-
-
 def _rate(served: Served | None) -> float | None:
     return output_tokens_s(served.requests) if served else None
 
 
 def main() -> None:
-    try:
-        run_unit(json.loads(sys.stdin.readline()))
-    except (BadInput, Unsupported) as error:
-        emit("refused", problems=getattr(error, "problems", [str(error)]))
-        sys.exit(2)
-    except KeyboardInterrupt:  # the parent was told too, and says what it means
-        sys.exit(130)
+    carry_out(lambda: run_unit(json.loads(sys.stdin.readline())))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -106,24 +105,17 @@ class _Watch:
         with Process("harness.worker", self.plan.engine.python, self.plan.engine.silence_s) as worker:
             try:
                 worker.tell(self.unit)
-                for line in worker.lines():
-                    done = self._heard(line) or done
+                for event in worker.events(self.bar.write):
+                    done = self._heard(event) or done
                 return worker.wait() == 0 and done
             except BrokenPipeError:
                 return False
             finally:
                 self.hung = worker.hung
 
-    def _heard(self, line: str) -> bool:
+    def _heard(self, event: Mapping[str, Any]) -> bool:
         """Take in one event; True for the last one of a finished unit."""
-        try:
-            event = json.loads(line)
-            kind = event["event"]
-        except (ValueError, TypeError, KeyError):  # something a library printed
-            self.bar.write(line.rstrip())
-            return False
-        if kind == "refused":
-            raise BadInput(*event["problems"])
+        kind = event["event"]
         if kind == "opened":
             self.opened = True
         elif kind == "sample":

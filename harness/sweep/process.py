@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from threading import Timer
 from types import TracebackType
 from typing import Any
+
+from harness.types import BadInput
 
 # Threads that spin while they wait for each other slow a run down many times where cores are shared with other work; those
 # that sleep at once cost a fifth on a quiet machine. A short spin costs neither.
@@ -59,6 +61,22 @@ class Process:
             if not line:
                 return
             yield line
+
+    def events(self, pass_on: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+        """The events that it tells, a JSON object a line. What a library printed between them is passed on.
+
+        Raises BadInput with the problems of an event ``refused``.
+        """
+        for line in self.lines():
+            try:
+                event = json.loads(line)
+                refused = event["event"] == "refused"
+            except (ValueError, TypeError, KeyError):
+                pass_on(line.rstrip())
+                continue
+            if refused:
+                raise BadInput(*event["problems"])
+            yield event
 
     def wait(self) -> int:
         return int(self.popen.wait())
