@@ -32,7 +32,7 @@ def make(config: Any, field: str) -> Any:
         return dataclasses.replace(made, **checked) if checked else made  # on the way tuples had become lists
     except InstantiationException as error:
         cause = error.__cause__ or error
-        reason = str(cause).strip().splitlines()[0]
+        reason = " ".join(str(cause).split())
         raise BadInput(f"{field}: {config['_target_']} cannot be built: {reason}") from error
 
 

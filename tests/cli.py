@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from harness import cli
+
+Own = Callable[[str, str], Path]
+"""``own(name, source)`` of conftest.py: writes a module as a user would."""
 
 
 class Said(NamedTuple):

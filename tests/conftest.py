@@ -112,3 +112,22 @@ def kvgate(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str], monke
     from tests.cli import Kvgate
 
     return Kvgate(tmp_path / "results", tiny, capsys, monkeypatch)
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Path]]:
+    """``own(name, source)``: a user's own module, found here and in the processes started here, forgotten afterwards."""
+    made: list[str] = []
+
+    def write(name: str, source: str) -> Path:
+        path = tmp_path / f"{name}.py"
+        path.write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        old = [one for one in [os.environ.get("PYTHONPATH")] if one]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *old]))
+        made.append(name)
+        return path
+
+    yield write
+    for name in made:
+        sys.modules.pop(name, None)

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from harness.store import ResultStore
-from tests.cli import Kvgate
+from tests.cli import Kvgate, Own
 
 REFUSED = {
     "unknown layer": (["strategy/evict=snapvk"], "snapvk", "snapkv"),
@@ -380,16 +380,13 @@ def test_the_promise_before_the_first_look_is_held(kvgate: Kvgate) -> None:
     assert any("gate.margin differs from the first look's" in note for note in verdict["notes"])
 
 
-def test_a_scorer_that_fails_stops_the_run_in_one_sentence(
-    kvgate: Kvgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "odd.py").write_text(
+def test_a_scorer_that_fails_stops_the_run_in_one_sentence(kvgate: Kvgate, own: Own) -> None:
+    own(
+        "odd",
         "from dataclasses import dataclass\nfrom tasks.retrieval.needle import Needle\n"
         "@dataclass(frozen=True, kw_only=True)\nclass Odd(Needle):\n"
-        "    def score(self, sample, response):\n        raise KeyError('gone')\n"
+        "    def score(self, sample, response):\n        raise KeyError('gone')\n",
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     said = kvgate.run("strategy=fp8", "task._target_=odd.Odd")
     assert said.code == 2 and "its scorer failed on the answer to sample" in said.err and "'gone'" in said.err
 
@@ -418,19 +415,16 @@ def test_doctor_prints_the_legality_table(kvgate: Kvgate) -> None:
     assert kvgate("doctor", "format=yaml").code == 2
 
 
-def test_a_user_s_own_layer_and_task_are_a_target_in_their_yaml(
-    kvgate: Kvgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_s_own_layer_and_task_are_a_target_in_their_yaml(kvgate: Kvgate, own: Own, tmp_path: Path) -> None:
     (tmp_path / "conf" / "strategy" / "evict").mkdir(parents=True)
-    (tmp_path / "mine.py").write_text(
+    own(
+        "mine",
         "from dataclasses import dataclass\nfrom typing import ClassVar\nfrom strategies.base import Evict\n"
         "@dataclass(frozen=True, kw_only=True)\nclass First(Evict):\n    '''Keeps the first tokens.'''\n"
         "    name: ClassVar[str] = 'first'\n"
-        "    def scores(self, prompt):\n        return -prompt.keys.new_ones(prompt.keys.shape[:2]).cumsum(-1)\n"
+        "    def scores(self, prompt):\n        return -prompt.keys.new_ones(prompt.keys.shape[:2]).cumsum(-1)\n",
     )
     (tmp_path / "conf" / "strategy" / "evict" / "first.yaml").write_text("_target_: mine.First\nkeep: 0.5\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     said = kvgate.run("--config-dir", str(tmp_path / "conf"), "strategy/evict=first")
     assert said.code == 0, said.err
     verdict = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())
@@ -452,16 +446,13 @@ def test_the_control_may_be_a_candidate_too(kvgate: Kvgate) -> None:
     assert cell["control_delta"] == cell["delta"]
 
 
-def test_a_layer_that_raises_is_a_failed_record_with_its_words(
-    kvgate: Kvgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken.py").write_text(
+def test_a_layer_that_raises_is_a_failed_record_with_its_words(kvgate: Kvgate, own: Own) -> None:
+    own(
+        "broken",
         "from dataclasses import dataclass\nfrom strategies.quant.fp8 import FP8\n"
         "@dataclass(frozen=True, kw_only=True)\nclass Broken(FP8):\n"
-        "    def store(self, keys, values):\n        raise KeyError('no such thing')\n"
+        "    def store(self, keys, values):\n        raise KeyError('no such thing')\n",
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     said = kvgate.run("-m", "strategy=fp8", "strategy.quant._target_=broken.Broken,strategies.quant.int8.INT8")
     assert said.code == 0, said.err
     cell, spared = json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())["cells"]

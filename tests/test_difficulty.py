@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from harness.difficulty import SAMPLES, bisect
 from harness.samples import load as load_samples
 from harness.store import ResultStore
-from tests.cli import Kvgate, Said
+from tests.cli import Kvgate, Own, Said
 from tests.tasks.task_doubles import NAMES, Pieces, load
 
 RIGHT = {2: 16, 4: 15, 8: 12, 16: 5}  # of 16 samples, by number of keys
@@ -53,11 +52,9 @@ def test_every_task_has_a_ladder_it_can_climb(name: str) -> None:
 
 
 @pytest.fixture
-def dial(kvgate: Kvgate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def dial(kvgate: Kvgate, own: Own):
     """``kvgate run`` on a task whose baseline scores what ``RIGHT`` says."""
-    (tmp_path / "dial.py").write_text(DIAL)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    own("dial", DIAL)
 
     def run(*words: str) -> Said:
         task = ("task=needle_multikey", "task._target_=dial.Dial", "task.calibrate=true", "task.lengths=[1600]")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 
 from harness.store import ResultStore
 from harness.types import Measurement
-from tests.cli import Kvgate, Said
+from tests.cli import Kvgate, Own, Said
 
 DEFAULTS = {
     "model": "hf",
@@ -52,20 +50,17 @@ def bench(kvgate: Kvgate) -> Bench:
 
 
 @pytest.fixture
-def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+def layer(tmp_path: Path, own: Own) -> Callable[[str], list[str]]:
     """A user's own layer that does something first when it packs; returns the words that choose it."""
 
     def make(first: str) -> list[str]:
-        (tmp_path / "mine.py").write_text(
+        own(
+            "mine",
             "import os\nfrom dataclasses import dataclass\nfrom pathlib import Path\nfrom strategies.quant.fp8 import FP8\n"
             f"HERE = Path({str(tmp_path)!r})\n"
             "@dataclass(frozen=True, kw_only=True)\nclass Mine(FP8):\n    name = 'mine'\n"
-            f"    def encode(self, x):\n        {first}\n        return super().encode(x)\n"
+            f"    def encode(self, x):\n        {first}\n        return super().encode(x)\n",
         )
-        path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.delitem(sys.modules, "mine", raising=False)
         return ["strategy=full", "++strategy.quant._target_=mine.Mine", "++strategy.name=mine"]
 
     return make
