@@ -27,13 +27,14 @@ SLACK = 1e-9  # of a log-ratio: a counted gain of exactly the wanted ratio reach
 
 @dataclass(frozen=True)
 class Metric:
-    """``equal`` says what was equal on both sides when it was compared."""
+    """``equal`` says what was equal on both sides when it was compared. A ``curve`` is of all points of a load together."""
 
     name: str
     more_is_better: bool
     equal: str
     unit: str
     says: str
+    curve: bool = False
 
 
 METRICS: Mapping[str, Metric] = {
@@ -49,6 +50,7 @@ METRICS: Mapping[str, Metric] = {
         Metric("e2e_p50", False, "load", "s", "median time from sent to the end"),
         Metric("peak", False, "load", "bytes", "peak memory while the load ran, weights and all"),
         Metric("capacity", True, "memory", "tokens", "tokens that fit into the same bytes for keys and values"),
+        Metric("rate", True, "SLO", "1/s", "the highest request rate at which gate.payoff.slo is met", curve=True),
     )
 }
 
@@ -73,8 +75,11 @@ class Payoff:
             for name, gain in self.wanted.items()
             if name not in METRICS or not (math.isfinite(gain) and gain > 0)
         ]
-        if "goodput" in self.wanted and not self.slo.limits:
-            found.append("gate.payoff.goodput needs a limit in gate.payoff.slo, got none")
+        found += [
+            f"gate.payoff.{name} needs a limit in gate.payoff.slo, got none"
+            for name in ("goodput", "rate")
+            if name in self.wanted and not self.slo.limits
+        ]
         return [*found, *self.slo.problems("gate.payoff.slo")]
 
 

@@ -23,6 +23,7 @@ class SLOSchema:
     tpot_s: float | None = None
     itl_s: float | None = None
     e2e_s: float | None = None
+    share: float = 0.9
 
 
 @dataclass
@@ -30,6 +31,7 @@ class PayoffSchema:
     throughput: float | None = None
     requests: float | None = None
     goodput: float | None = None
+    rate: float | None = None
     ttft_p50: float | None = None
     ttft_p99: float | None = None
     tpot_p50: float | None = None

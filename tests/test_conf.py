@@ -9,6 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from harness import difficulty, schema
+from harness.bench.loads.points import points_of
 from harness.engines.base import Engine
 from harness.engines.hf.engine import HFEngine
 from harness.make import make
@@ -50,8 +51,11 @@ def test_an_option_composes_and_builds(group: str, option: str) -> None:
     if group in ("load", "hardware"):
         config = composed("bench", f"{group}={option}")
         if group == "load":
-            load = make(config["load"], "load")
-            assert load.name == option and (option == "links" or load.problems(8192) == [])
+            if option == "links":
+                assert make(config["load"], "load").name == option
+                return
+            loads = [point.load for point in points_of(config["load"])]
+            assert all(load.name == option and load.problems(8192) == [] for load in loads)
         return
     if group == "experiment":
         config = composed("run", f"experiment={option}")

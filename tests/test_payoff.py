@@ -131,4 +131,4 @@ def test_a_gain_knows_no_unit_and_no_side(pairs: list[tuple[float, float]], unit
 
 
 def test_every_metric_says_what_was_equal() -> None:
-    assert {metric.equal for metric in METRICS.values()} == {"load", "memory"}
+    assert {metric.equal for metric in METRICS.values()} == {"load", "memory", "SLO"}

@@ -19,7 +19,7 @@ from harness.report import bench as reports
 from harness.store import write_atomic
 from harness.types import BadInput
 
-SCHEMA = "kvgate.bench/1"
+SCHEMA = "kvgate.bench/2"
 LINKS = "harness.bench.links.Links"  # a load that serves nothing
 
 
@@ -33,7 +33,7 @@ def bench(jobs: Sequence[Job], command: Sequence[str]) -> int:
     if jobs[0].config["dry_run"]:
         print(describe(planned))
         return 0
-    for arm in planned.arms:
+    for arm in (arm for at in planned.points for arm in at.arms):
         for damage in planned.store.load(arm.address).repair():
             print(f"{damage}; moved aside, that trial is measured again")
     folder = planned.store.run(planned.name)
@@ -72,13 +72,22 @@ def make_manifest(plan: BenchPlan, command: Sequence[str]) -> dict[str, Any]:
         "name": plan.name,
         **manifests.origin(plan.facts, plan.engine, command),
         "machine": {"cpu": provenance.cpu(), "cores": provenance.cores()},
-        "load": {**plan.load.spec(), "name": plan.load.name, "describe": plan.load.describe()},
+        "load": {"name": plan.load_name, "option": plan.points[0].point.option},
         "hardware": dict(plan.hardware),
         "size": asdict(size) if (size := roofline.size_of(plan.facts.shape, plan.facts.parameters)) else None,
         "seed": plan.seed,
         "pairs": plan.pairs,
         "notes": [],
-        "arms": [manifests.part(arm) for arm in plan.arms],
+        "points": [
+            {
+                "label": at.point.label,
+                "value": at.point.value,
+                "load": at.point.load.spec(),
+                "describe": at.point.load.describe(),
+                "arms": [manifests.part(arm) for arm in at.arms],
+            }
+            for at in plan.points
+        ],
     }
 
 
@@ -86,14 +95,15 @@ def describe(plan: BenchPlan) -> str:
     """The plan as text for a terminal."""
     missing: Mapping[str, int] = plan.missing()
     wanted = ", ".join(f"{name} {gain:g}" for name, gain in plan.payoff.wanted.items()) or "nothing, all is measured"
-    trials = max(missing.values())
+    opened = len({plan.load_key(arm) for arm in plan.settings})
     lines = [
-        f"model {plan.facts.display} on engine {plan.engine.name}, {len(plan.loads())} load(s)",
-        f"load {plan.load.describe()}, {plan.pairs} pairs in alternation",
+        f"model {plan.facts.display} on engine {plan.engine.name}, {opened} load(s)",
         f"wanted gain: {wanted}; alpha {plan.payoff.alpha} over {plan.payoff.looks} looks",
-        f"  baseline  full, measured twice in each of {trials} trials",
+        f"{plan.pairs} pairs in alternation, the baseline measured twice in each",
     ]
-    for arm in plan.candidates:
-        done = max(0, plan.pairs - missing[arm.address])
-        lines.append(f"  candidate {arm.strategy:28} {done} of {plan.pairs} pairs in the store  {arm.stack.describe()}")
+    for at in plan.points:
+        lines.append(f"load {at.point.label} {at.point.load.describe()}")
+        for arm in at.candidates:
+            done = max(0, plan.pairs - missing[arm.address])
+            lines.append(f"  {arm.strategy:28} {done} of {plan.pairs} pairs in the store  {arm.stack.describe()}")
     return "\n".join(lines)

@@ -13,7 +13,8 @@ from uuid import uuid4
 
 from tqdm import tqdm
 
-from harness.bench.plan import BenchPlan
+from harness.bench.loads.points import Point
+from harness.bench.plan import BenchPlan, BenchPoint
 from harness.plan import PlannedCell
 from harness.sweep.process import Process
 from harness.types import BadInput
@@ -26,24 +27,25 @@ def execute(plan: BenchPlan) -> list[str]:
 
     Raises BadInput if the baseline was.
     """
-    for arm in plan.arms:
+    for arm in (arm for at in plan.points for arm in at.arms):
         plan.store.note_ask(arm.ask, "loads")
     missing = plan.missing()
-    waiting = [arm for arm in plan.candidates if missing[arm.address]]
-    total = sum(_width(waiting, missing, number) for number in range(max(missing.values(), default=0)))
+    most = max(missing.values(), default=0)
+    rounds = [(at, _waiting(at, missing, number), number) for number in range(most) for at in plan.points]
+    rounds = [(at, waiting, number) for at, waiting, number in rounds if waiting]
+    total = sum(len(waiting) + 2 for _, waiting, _ in rounds)
     with ExitStack() as stays, tqdm(total=total, unit="load", desc=plan.name, dynamic_ncols=True) as bar:
         driver = _Driver(plan, stays, bar)
-        for number in range(max(missing.values(), default=0)):
-            arms = [arm for arm in waiting if missing[arm.address] > number]
-            driver.trial([*plan.arms[:2], *arms], plan.pairs - missing[arms[0].address] + number)
+        for at, waiting, number in rounds:
+            index = plan.pairs - missing[waiting[0].address] + number
+            driver.trial(at.point, [*at.arms[:2], *waiting], index)
         driver.finish()
         return driver.problems
 
 
-def _width(waiting: Sequence[PlannedCell], missing: dict[str, int], number: int) -> int:
-    """Measurements of the trial with that number."""
-    candidates = sum(missing[arm.address] > number for arm in waiting)
-    return candidates and candidates + 2
+def _waiting(at: BenchPoint, missing: dict[str, int], number: int) -> list[PlannedCell]:
+    """Candidates that still lack a trial when so many more were taken."""
+    return [arm for arm in at.candidates if missing[arm.address] > number]
 
 
 class _Driver:
@@ -52,29 +54,28 @@ class _Driver:
     def __init__(self, plan: BenchPlan, stays: ExitStack, bar: tqdm[Any]) -> None:
         self.plan, self.stays, self.bar = plan, stays, bar
         self.session = uuid4().hex[:12]
-        self.keys = {arm.address: key for key, arms in plan.loads().items() for arm in arms}
         self.open: dict[str, Process] = {}
-        self.deaths: Counter[str] = Counter()  # by address
-        self.given_up: set[str] = set()
+        self.deaths: Counter[str] = Counter()  # by strategy
+        self.given_up: set[str] = set()  # strategies
         self.problems: list[str] = []
 
-    def trial(self, arms: Sequence[PlannedCell], index: int) -> None:
+    def trial(self, point: Point, arms: Sequence[PlannedCell], index: int) -> None:
         """Measure the arms once each. One that is lost breaks no other: the trial then pairs without it."""
         for arm in arms:  # all are warm before the first is measured
             self._process(arm)
         name = f"{self.session}-{index}"
         for place, arm in enumerate(arms if index % 2 == 0 else list(reversed(arms))):
             if process := self._process(arm):
-                self._measure(arm, process, {"trial": name, "place": place, "index": index})
+                self._measure(point, arm, process, {"trial": name, "place": place, "index": index})
             self.bar.update()
 
     def finish(self) -> None:
         for process in self.open.values():
             process.finish()
 
-    def _measure(self, arm: PlannedCell, process: Process, asked: dict[str, Any]) -> None:
+    def _measure(self, point: Point, arm: PlannedCell, process: Process, asked: dict[str, Any]) -> None:
         with suppress(BrokenPipeError):
-            process.tell({"address": arm.address, **asked})
+            process.tell({"address": arm.address, "strategy": arm.strategy, "load": point.config, **asked})
             for event in process.events(self.bar.write):
                 if event["event"] == "measured":
                     told = (
@@ -83,25 +84,26 @@ class _Driver:
                         else event["error"] or "no request came through"
                     )
                     again = " (again)" if arm.role == "noise" else ""
-                    self.bar.write(f"{asked['index']:<3} {arm.strategy + again:28} {told}")
+                    self.bar.write(f"{asked['index']:<3} {point.label:16} {arm.strategy + again:28} {told}")
                     return
         how = f"said nothing for {self.plan.engine.silence_s:g} s and was ended" if process.hung else "died"
         self.bar.write(f"{arm.strategy}: the worker {how}; its last words are above")
-        del self.open[self.keys[arm.address]]
-        self.deaths[arm.address] += 1
-        if self.deaths[arm.address] == DEATHS:
+        del self.open[self.plan.load_key(arm)]
+        self.deaths[arm.strategy] += 1
+        if self.deaths[arm.strategy] == DEATHS:
             self._give_up([arm], [f"the worker {how} {DEATHS} times while it was measured"])
 
     def _process(self, arm: PlannedCell) -> Process | None:
         """The process that serves this arm, open and warm; None if the arm was given up."""
-        key = self.keys[arm.address]
-        if key not in self.open and arm.address not in self.given_up:
-            arms = [one for one in self.plan.loads()[key] if one.address not in self.given_up]
+        key = self.plan.load_key(arm)
+        if key not in self.open and arm.strategy not in self.given_up:
+            sharing = [one for one in self.plan.settings if self.plan.load_key(one) == key and one.role != "noise"]
+            arms = [one for one in sharing if one.strategy not in self.given_up]
             try:
                 self.open[key] = self._opened(arms)
             except BadInput as error:
                 self._give_up(arms, error.problems)
-        return None if arm.address in self.given_up else self.open[key]
+        return None if arm.strategy in self.given_up else self.open[key]
 
     def _opened(self, arms: Sequence[PlannedCell]) -> Process:
         engine = self.plan.engine
@@ -118,17 +120,24 @@ class _Driver:
             "model": plan.model_config,
             "engine": plan.engine_config,
             "calibration": plan.calibration,
-            "load": plan.load_config,
+            "load": plan.points[0].point.config,
             "seed": plan.seed,
             "session": self.session,
             "results_dir": str(plan.store.root),
-            "arms": [{"address": arm.address, "strategy": arm.strategy, "stack": dict(arm.config)} for arm in arms],
+            "arms": [
+                {"addresses": self._addresses(arm.strategy), "strategy": arm.strategy, "stack": dict(arm.config)}
+                for arm in arms
+            ],
         }
+
+    def _addresses(self, strategy: str) -> list[str]:
+        """Where this setting's measurements go, load by load; of the baseline also those that are taken once more."""
+        return [arm.address for at in self.plan.points for arm in at.arms if arm.strategy == strategy]
 
     def _give_up(self, arms: Sequence[PlannedCell], why: Sequence[str]) -> None:
         """Go on without these settings. Raises BadInput if the baseline is among them."""
         problems = [f"{', '.join(dict.fromkeys(arm.strategy for arm in arms))}: {reason}" for reason in why]
         if any(arm.role != "candidate" for arm in arms):
             raise BadInput(*problems)
-        self.given_up |= {arm.address for arm in arms}
+        self.given_up |= {arm.strategy for arm in arms}
         self.problems += problems

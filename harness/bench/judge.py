@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from harness.payoff import METRICS, MetricVerdict, Payoff, Series, judge_metric,
 from harness.store import ResultStore
 from harness.types import Decision, Measurement, Request, Served, canonical, digest
 
-SCHEMA = "kvgate.payoff/1"
+SCHEMA = "kvgate.payoff/2"
 GIB = 2**30
 TAIL_VALUES = 100  # below so many values the 99th percentile is but the largest, and not told
 FORMULA_SLACK = 0.01  # stored bytes farther from the formula are told
@@ -54,59 +54,114 @@ def _goodput(served: Served, slo: SLO) -> float | None:
     return None if rate is None or span is None else max(rate, 0.5 / span)
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What was measured of one setting under one load, beside the baseline and the baseline once more."""
+
+    arm: Mapping[str, Any]
+    full: Trials
+    again: Trials
+    mine: Trials
+    addresses: tuple[str, str]  # of the baseline and of the setting
+    failures: tuple[str, ...]
+
+    @property
+    def trials(self) -> list[str]:
+        """Those in which all three were measured."""
+        return [trial for trial in self.mine if trial in self.full and trial in self.again]
+
+
 def judge(store: ResultStore, manifest: Mapping[str, Any], payoff: Payoff) -> dict[str, Any]:
     """The content of payoff.json."""
-    baseline, noise, *candidates = manifest["arms"]
-    read = {arm["address"]: store.load(arm["address"]).read()[0] for arm in manifest["arms"]}
-    notes = list(manifest["notes"])
-    judged = [_candidate(store, manifest, payoff, (baseline, noise, arm), read, notes) for arm in candidates]
+    points, notes = manifest["points"], list(manifest["notes"])
+    seen = [_seen(store, point) for point in points]
+    settings = [[at[number] for at in seen] for number in range(len(points[0]["arms"]) - 2)]
+    judged = [_candidate(store, manifest, payoff, setting, notes) for setting in settings]
     notes += _loaded_notes(store, manifest)
     notes += roofline.same_device(manifest["hardware"], manifest["engine"], manifest["machine"]["cpu"])
-    alone = _served(read[baseline["address"]])
+    baseline = [at[0].full for at in seen]
     return {
         "schema": SCHEMA,
         **{key: manifest[key] for key in ("name", "created", "command", "model", "engine", "load", "machine")},
         **{key: manifest[key] for key in ("hardware", "seed", "pairs", "kvgate", "git")},
         "payoff": asdict(payoff),
-        "baseline": {"strategy": baseline["strategy"], **_facts(alone, payoff.slo, manifest)},
+        "points": [{key: point[key] for key in ("label", "value", "describe")} for point in points],
+        "baseline": {
+            "strategy": points[0]["arms"][0]["strategy"],
+            "points": [
+                _facts(alone, payoff.slo, manifest, point) for alone, point in zip(baseline, points, strict=True)
+            ],
+        },
         "candidates": judged,
-        "notes": notes,
+        "notes": list(dict.fromkeys(notes)),
     }
+
+
+def _seen(store: ResultStore, point: Mapping[str, Any]) -> list[_Seen]:
+    """By candidate, what was measured under one load."""
+    read = [store.load(arm["address"]).read()[0] for arm in point["arms"]]
+    full, again, *others = map(_served, read)
+    baseline, _, *candidates = point["arms"]
+    return [
+        _Seen(
+            arm,
+            full,
+            again,
+            mine,
+            (baseline["address"], arm["address"]),
+            tuple(one.error for one in measurements.values() if one.error),
+        )
+        for arm, mine, measurements in zip(candidates, others, read[2:], strict=True)
+    ]
 
 
 def _candidate(
-    store: ResultStore,
-    manifest: Mapping[str, Any],
-    payoff: Payoff,
-    arms: Sequence[Mapping[str, Any]],
-    read: Mapping[str, Mapping[str, Measurement]],
-    notes: list[str],
+    store: ResultStore, manifest: Mapping[str, Any], payoff: Payoff, seen: Sequence[_Seen], notes: list[str]
 ) -> dict[str, Any]:
-    """One setting beside the baseline of the same trials."""
-    arm = arms[-1]
-    full, again, mine = (_served(read[one["address"]]) for one in arms)
-    trials = [trial for trial in mine if trial in full and trial in again]
-    look = 1
-    if len(trials) >= manifest["pairs"]:
-        look, payoff = _look(store, arms, trials, payoff, notes)
-    verdicts = [
-        judge_metric(name, _series(name, trials, full, again, mine, payoff.slo), payoff, look, manifest["pairs"])
-        for name in METRICS
-    ]
-    decision, reasons = judge_setting(verdicts, idle=_idle(mine))
-    notes += _notes(arm["strategy"], read[arm["address"]], mine)
+    """One setting under every load, beside the baseline of the same trials."""
+    arm, points, planned = seen[0].arm, manifest["points"], manifest["pairs"]
+    at, verdicts = [], list[MetricVerdict]()
+    for one, point in zip(seen, points, strict=True):
+        look, held = _look(store, [one], payoff, planned, notes)
+        mine = [
+            judge_metric(name, _series(name, one, payoff.slo), held, look, planned)
+            for name, metric in METRICS.items()
+            if not metric.curve
+        ]
+        decision, _ = judge_setting(mine, idle=_idle(one.mine))
+        notes += _notes(arm["strategy"], one)
+        verdicts += [replace(verdict, reason=_at(point, verdict.reason)) for verdict in mine]
+        at.append(
+            {
+                "address": one.arm["address"],
+                "decision": decision.value,
+                "pairs": len(one.trials),
+                "look": look,
+                "metrics": {verdict.metric: _metric_json(verdict) for verdict in mine},
+                **_facts(one.mine, payoff.slo, manifest, point),
+            }
+        )
+    curve = []
+    if len(points) > 1:
+        look, held = _look(store, seen, payoff, planned, notes)
+        curve = [judge_metric("rate", _rates(seen, points, payoff.slo), held, look, planned)]
+    elif "rate" in payoff.wanted:
+        notes.append("gate.payoff.rate is told of a load with several points, such as load=arrivals, and this has one")
+    idle = next((_at(point, why) for one, point in zip(seen, points, strict=True) if (why := _idle(one.mine))), "")
+    decision, reasons = judge_setting([*verdicts, *curve], idle=idle)
     return {
         "strategy": arm["strategy"],
         "describe": arm["describe"],
-        "address": arm["address"],
         "decision": decision.value,
         "reasons": reasons,
         "quality": quality(store.root, manifest, arm["stack"]),
-        "pairs": len(trials),
-        "look": look,
-        "metrics": {verdict.metric: _metric_json(verdict) for verdict in verdicts},
-        **_facts(mine, payoff.slo, manifest),
+        "points": at,
+        "curve": {verdict.metric: _metric_json(verdict) for verdict in curve},
     }
+
+
+def _at(point: Mapping[str, Any], words: str) -> str:
+    return f"{words} ({point['label']})" if point["label"] else words
 
 
 def _served(measurements: Mapping[str, Measurement]) -> dict[str, Served]:
@@ -118,9 +173,33 @@ def _served(measurements: Mapping[str, Measurement]) -> dict[str, Served]:
     }
 
 
-def _series(name: str, trials: Sequence[str], full: Trials, again: Trials, mine: Trials, slo: SLO) -> Series:
-    by_arm = [[measured(arm[trial], slo)[name] for trial in trials] for arm in (full, again, mine)]
-    rows = list(zip(*by_arm, strict=True))
+def _series(name: str, seen: _Seen, slo: SLO) -> Series:
+    by_arm = [[measured(arm[trial], slo)[name] for trial in seen.trials] for arm in (seen.full, seen.again, seen.mine)]
+    return _paired(*by_arm)
+
+
+def _rates(seen: Sequence[_Seen], points: Sequence[Mapping[str, Any]], slo: SLO) -> Series:
+    """By trial that every load was measured in, the highest rate that meets the SLO."""
+    whole = [trial for trial in seen[0].trials if all(trial in one.trials for one in seen)]
+
+    def sustained(trial: str, arm: str) -> float | None:
+        served = [getattr(one, arm)[trial].requests for one in seen]
+        rates = [_rate_of(point, requests) for point, requests in zip(points, served, strict=True)]
+        if None in rates:
+            return None
+        met = [metrics.attainment(requests, slo) for requests in served]
+        return metrics.sustained_rate(zip(rates, met, strict=True), slo.share)  # type: ignore[arg-type]
+
+    return _paired(*([sustained(trial, arm) for trial in whole] for arm in ("full", "again", "mine")))
+
+
+def _rate_of(point: Mapping[str, Any], requests: Sequence[Request]) -> float | None:
+    """Requests a second: as they came, where the load says how, else as they were served."""
+    return point["load"].get("rate_s") or metrics.requests_s(requests)
+
+
+def _paired(full: Sequence[float | None], again: Sequence[float | None], mine: Sequence[float | None]) -> Series:
+    rows = list(zip(full, again, mine, strict=True))
     return Series(
         pairs=[(base, candidate) for base, _, candidate in rows if base and candidate],
         noise=[(base, twice) for base, twice, _ in rows if base and twice],
@@ -128,28 +207,28 @@ def _series(name: str, trials: Sequence[str], full: Trials, again: Trials, mine:
 
 
 def _look(
-    store: ResultStore,
-    arms: Sequence[Mapping[str, Any]],
-    trials: Sequence[str],
-    payoff: Payoff,
-    notes: list[str],
+    store: ResultStore, seen: Sequence[_Seen], payoff: Payoff, planned: int, notes: list[str]
 ) -> tuple[int, Payoff]:
-    """Which test of this setting this is, and the gate that it is held to. More trials make another test.
+    """Which test of this setting under these loads this is, and the gate that it is held to. More trials make another test.
 
-    Alpha and the number of looks stay as promised before the first; another gain may be asked for, and is noted.
+    Alpha and the number of looks stay as promised before the first; another gain may be asked for, and is noted. Before all
+    planned trials are there, nothing is tested.
     """
+    if min(len(one.trials) for one in seen) < planned:
+        return 1, payoff
     promise = {"wanted": dict(payoff.wanted), "alpha": payoff.alpha, "looks": payoff.looks}
-    pair = digest(["payoff", arms[0]["address"], arms[-1]["address"]], 24)
-    look, first = store.look(pair, digest(sorted(trials)), promise)
+    pair = digest(["payoff", *(address for one in seen for address in one.addresses)], 24)
+    trials, strategy = sorted(trial for one in seen for trial in one.trials), seen[0].arm["strategy"]
+    look, first = store.look(pair, digest(trials), promise)
     for key in ("alpha", "looks"):
         if first[key] != promise[key]:
             why = f"as promised before the first look, not {promise[key]}"
-            notes.append(f"{arms[-1]['strategy']}: gate.{key} stays {first[key]} {why}")
+            notes.append(f"{strategy}: gate.{key} stays {first[key]} {why}")
     if first["wanted"] != promise["wanted"]:
         then, now = (
             ", ".join(f"{k} {v:g}" for k, v in one.items()) or "nothing" for one in (first["wanted"], payoff.wanted)
         )
-        notes.append(f"{arms[-1]['strategy']}: gate.payoff asked for {then} at the first look, now for {now}")
+        notes.append(f"{strategy}: gate.payoff asked for {then} at the first look, now for {now}")
     return look, replace(payoff, alpha=first["alpha"], looks=first["looks"])
 
 
@@ -160,22 +239,23 @@ def _idle(mine: Trials) -> str:
     return f"{first.layer} did not act: {first.why}" if first else ""
 
 
-def _notes(strategy: str, measurements: Mapping[str, Measurement], mine: Trials) -> list[str]:
-    notes = [f"{strategy}: a measurement failed: {one.error}" for one in measurements.values() if one.error]
-    lost = [request.error for served in mine.values() for request in served.requests if request.error]
+def _notes(strategy: str, seen: _Seen) -> list[str]:
+    notes = [f"{strategy}: a measurement failed: {error}" for error in seen.failures]
+    lost = [request.error for served in seen.mine.values() for request in served.requests if request.error]
     if lost:
         notes.append(f"{strategy}: {len(lost)} requests failed, such as: {lost[0]}")
-    memory = next((served.memory for served in mine.values()), None)
+    memory = next((served.memory for served in seen.mine.values()), None)
     if memory and abs(memory.stored_bytes / memory.formula_bytes - 1) > FORMULA_SLACK:
         notes.append(
             f"{strategy}: {memory.stored_bytes:,} bytes are stored where the formula says {memory.formula_bytes:,}"
         )
-    return list(dict.fromkeys(notes))
+    return notes
 
 
 def _loaded_notes(store: ResultStore, manifest: Mapping[str, Any]) -> list[str]:
     """What engines were found to be that a reader of ratios has to know."""
-    (_, whole), *others = ((arm["strategy"], store.load(arm["address"]).loaded()) for arm in manifest["arms"])
+    arms = manifest["points"][0]["arms"]
+    (_, whole), *others = ((arm["strategy"], store.load(arm["address"]).loaded()) for arm in arms)
     model, notes = manifest["model"], []
     if whole.get("kv_bytes_per_token") and model["element_bytes"] != model["deploy_element_bytes"]:
         notes.append(
@@ -191,10 +271,10 @@ def _metric_json(verdict: MetricVerdict) -> dict[str, Any]:
     return {**asdict(verdict), "decision": verdict.decision.value}
 
 
-def _facts(mine: Trials, slo: SLO, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(mine: Trials, slo: SLO, manifest: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
     """Geometric means of the measurements, latencies of all requests pooled, memory, price."""
     by_trial = [measured(served, slo) for served in mine.values()]
-    values = {name: _mean([one[name] for one in by_trial]) for name in METRICS}
+    values = {name: _mean([one[name] for one in by_trial]) for name in METRICS if not METRICS[name].curve}
     requests = [request for served in mine.values() for request in served.requests]
     pooled: dict[str, Sequence[float | None]] = {
         "queue": [metrics.queue_s(request) for request in requests],
@@ -210,41 +290,56 @@ def _facts(mine: Trials, slo: SLO, manifest: Mapping[str, Any]) -> dict[str, Any
         "requests": len(requests),
         "failed": sum(bool(request.error) for request in requests),
         "attainment": metrics.attainment(requests, slo),
+        "cached_share": metrics.cached_share(requests),
         "memory": asdict(last.memory) if last else None,
-        "roofline": _roofline(requests, last, manifest),
+        "roofline": _roofline(list(mine.values()), manifest, point["load"]),
         "usd_per_million_tokens": _price(values["throughput"], manifest["hardware"].get("price_hour")),
     }
 
 
-def _roofline(requests: Sequence[Request], served: Served | None, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fastest prefill and the median decode step beside the least that they can take; empty where rates are not known.
+def _roofline(mine: Sequence[Served], manifest: Mapping[str, Any], load: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The prefill that came nearest to the least that it can take, and the median decode step; empty where rates are not known.
 
-    A step has every request that is in flight, each half way through its answer.
+    A step has every request that decodes at a time, each half way through its answer.
     """
-    hardware, load = manifest["hardware"], manifest["load"]
-    rates = [hardware.get(name) for name in roofline.RATES]
-    if served is None or None in rates or manifest["size"] is None:
+    rates = [manifest["hardware"].get(name) for name in roofline.RATES]
+    done = [request for served in mine for request in served.requests if not request.error]
+    if not done or None in rates or manifest["size"] is None:
         return []
-    size = roofline.Size(**manifest["size"])
-    prompt, rows = load["prompt_tokens"], min(load["in_flight"], load["requests"])
-    stored = served.memory.stored_bytes / len(served.requests)
-    share = min(1.0, stored / (size.kv_bytes * prompt))  # later tokens are taken to be held like the prompt's
-    held = share * (prompt + load["output_tokens"] / 2)
-    works = {
-        "prefill": (roofline.prefill(size, prompt, stored), [metrics.ttft_s(request) for request in requests], 0),
-        "decode": (
-            roofline.decode(size, rows, held, held * size.kv_bytes),
-            [metrics.tpot_s(request) for request in requests],
-            50,
-        ),
-    }
-    found = []
-    for name, (work, times, percent) in works.items():
-        least, seen = roofline.limit(work, *rates), metrics.percentile(times, percent)
-        if seen:
-            gap = seen.value / least.seconds
-            found.append({"what": name, **asdict(work), **asdict(least), "measured_s": seen.value, "gap": gap})
-    return found
+    size, memory = roofline.Size(**manifest["size"]), mine[-1].memory
+    prompt, answer = (
+        float(np.mean([getattr(request, tokens) for request in done])) for tokens in ("tokens_in", "tokens_out")
+    )
+    whole = size.kv_bytes * sum(request.tokens_in for request in mine[-1].requests)
+    share = min(1.0, memory.stored_bytes / whole)  # later tokens are taken to be held like the prompt's
+    held, rows = share * (prompt + answer / 2), _rows(mine, load)
+    prefills = [
+        _gap("prefill", roofline.prefill(size, n, share * size.kv_bytes * n), ttft, rates)
+        for n, cached, ttft in {(one.tokens_in, one.cached_tokens, metrics.ttft_s(one)) for one in done}
+        if ttft and not cached
+    ]
+    step = metrics.percentile([metrics.tpot_s(request) for request in done], 50)
+    decode = roofline.decode(size, max(1, round(rows)), held, held * size.kv_bytes)
+    return [
+        *([min(prefills, key=lambda one: float(one["gap"]))] if prefills else []),
+        *([_gap("decode", decode, step.value, rates)] if step else []),
+    ]
+
+
+def _rows(mine: Sequence[Served], load: Mapping[str, Any]) -> float:
+    """Requests that decode at a time: as many as the load lets in, or as were there in the mean."""
+    if load.get("in_flight") is not None:
+        return float(min(load["in_flight"], len(mine[-1].requests)))
+    span, decoding_s = metrics.span_s(mine[-1].requests), 0.0
+    for request in mine[-1].requests:
+        if request.first_token_s is not None and request.last_token_s is not None:
+            decoding_s += request.last_token_s - request.first_token_s
+    return decoding_s / span if span else 1.0
+
+
+def _gap(what: str, work: roofline.Work, seconds: float, rates: Sequence[Any]) -> dict[str, Any]:
+    least = roofline.limit(work, *rates)
+    return {"what": what, **asdict(work), **asdict(least), "measured_s": seconds, "gap": seconds / least.seconds}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def itl_s(request: Request) -> tuple[float, ...] | None:
     """Inter-token latencies: each gap between one token and the next, first token excluded."""
     if request.error or request.token_s is None:
         return None
-    return tuple(after - before for before, after in zip(request.token_s, request.token_s[1:], strict=False))
+    return tuple(after - before for before, after in pairwise(request.token_s))
 
 
 def e2e_s(request: Request) -> float | None:
@@ -84,23 +85,28 @@ def _rate(requests: Sequence[Request], amount: Callable[[Request], int]) -> floa
 
 @dataclass(frozen=True)
 class SLO:
-    """What a request may take, in seconds; None is no limit."""
+    """What a request may take, in seconds; None is no limit. ``share``: of the requests that must meet all limits for a rate to
+    be one that is sustained."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     itl_s: float | None = None  # no gap between two tokens may be longer
     e2e_s: float | None = None
+    share: float = 0.9
 
     @property
     def limits(self) -> dict[str, float]:
-        return {name: limit for name, limit in asdict(self).items() if limit is not None}
+        return {name: limit for name, limit in asdict(self).items() if limit is not None and name != "share"}
 
     def problems(self, field: str) -> list[str]:
-        return [
+        found = [
             f"{field}.{name} must be a number of seconds above 0, got {limit}"
             for name, limit in self.limits.items()
             if not (math.isfinite(limit) and limit > 0)
         ]
+        return (
+            found if 0 < self.share <= 1 else [*found, f"{field}.share must be above 0 and at most 1, got {self.share}"]
+        )
 
     def met_by(self, request: Request) -> bool | None:
         """False if it failed or broke a limit; None if a limit cannot be checked and none is known to be broken.
@@ -133,6 +139,34 @@ def attainment(requests: Sequence[Request], slo: SLO) -> float | None:
     """Share of all requests that meet every limit; None as for ``goodput``."""
     met = [slo.met_by(request) for request in requests]
     return None if not met or not slo.limits or None in met else sum(map(bool, met)) / len(met)
+
+
+def sustained_rate(points: Iterable[tuple[float, float | None]], share: float) -> float | None:
+    """The highest request rate at which so large a share of requests meets every limit.
+
+    Between the last rate that does and the first that does not it is linear. None where that is not seen: where all rates do,
+    where the lowest does not, or where one cannot be told.
+
+    Args:
+        points: (requests a second, attainment) of each load, in any order.
+    """
+    found = sorted(points, key=lambda point: point[0])
+    if any(attained is None for _, attained in found):
+        return None
+    known = [(rate, attained) for rate, attained in found if attained is not None]
+    for (rate, attained), (next_rate, next_attained) in pairwise(known):
+        if attained < share:
+            return None
+        if next_attained < share:
+            return rate + (next_rate - rate) * (attained - share) / (attained - next_attained)
+    return None
+
+
+def cached_share(requests: Sequence[Request]) -> float | None:
+    """Of the prompt tokens of the requests that did not fail, those that were not computed; None where one does not tell."""
+    done = [request for request in requests if not request.error]
+    cached = [request.cached_tokens for request in done if request.cached_tokens is not None]
+    return sum(cached) / sum(request.tokens_in for request in done) if done and len(cached) == len(done) else None
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 from harness import calibration, provenance
 from harness.bench.judge import TAIL_VALUES
-from harness.bench.load import Offline
+from harness.bench.loads.base import Load
+from harness.bench.loads.points import Point, points_of
 from harness.bench.metrics import SLO
 from harness.bench.roofline import hardware_problems
 from harness.engines.base import Engine
-from harness.make import make
 from harness.payoff import MIN_PAIRS, Payoff
 from harness.plan import (
     BASELINE,
@@ -40,36 +40,49 @@ NOT_SPEED = ("_target_", "python", "silence_s", "allow_formats")  # options of a
 
 
 @dataclass(frozen=True)
-class BenchPlan(Setup):
-    """One run of one load with any number of settings, each a cell. Here ``noise`` is the baseline once more."""
+class BenchPoint:
+    """One load and every setting under it, each a cell: the baseline first, the baseline once more second."""
 
-    load: Offline
-    load_config: Mapping[str, Any]
-    payoff: Payoff
-    hardware: Mapping[str, Any]
-    seed: int
-    pairs: int
-    arms: tuple[PlannedCell, ...]  # the baseline first, its noise second
+    point: Point
+    arms: tuple[PlannedCell, ...]
 
     @property
     def candidates(self) -> tuple[PlannedCell, ...]:
         return self.arms[2:]
 
-    def whole_trials(self, arm: PlannedCell) -> list[str]:
+
+@dataclass(frozen=True)
+class BenchPlan(Setup):
+    """One run of one load, or of several that differ in one option, with any number of settings."""
+
+    load_name: str
+    points: tuple[BenchPoint, ...]
+    payoff: Payoff
+    hardware: Mapping[str, Any]
+    seed: int
+    pairs: int
+
+    @property
+    def settings(self) -> tuple[PlannedCell, ...]:
+        """Baseline, noise and candidates, as they are under the first load."""
+        return self.points[0].arms
+
+    def whole_trials(self, at: BenchPoint, arm: PlannedCell) -> list[str]:
         """Trials in which this candidate, the baseline and the baseline once more were all measured, oldest first."""
-        read = [self.store.load(one.address).read()[0] for one in (*self.arms[:2], arm)]
+        read = [self.store.load(one.address).read()[0] for one in (*at.arms[:2], arm)]
         return [trial for trial in read[0] if all(trial in one and one[trial].served for one in read)]
 
     def missing(self) -> dict[str, int]:
         """By address of a candidate, the trials that it still lacks."""
-        return {arm.address: max(0, self.pairs - len(self.whole_trials(arm))) for arm in self.candidates}
+        return {
+            arm.address: max(0, self.pairs - len(self.whole_trials(at, arm)))
+            for at in self.points
+            for arm in at.candidates
+        }
 
-    def loads(self) -> dict[str, list[PlannedCell]]:
-        """Arms by the load of the engine that they share."""
-        by_key: dict[str, list[PlannedCell]] = {}
-        for arm in self.arms:
-            by_key.setdefault(self.engine.load_key(arm.stack), []).append(arm)
-        return by_key
+    def load_key(self, arm: PlannedCell) -> str:
+        """Settings with one key share a load of the engine."""
+        return self.engine.load_key(arm.stack)
 
 
 def plan(jobs: Sequence[Job]) -> BenchPlan:
@@ -90,41 +103,43 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
     stacks, found = stacks_of(jobs, engine)
     problems += found
     problems += baseline_only(stacks.values())
-    load, facts = None, None
+    points, facts = list[Point](), None
     try:
-        load = make(first["load"], "load")
+        points = points_of(first["load"])
     except BadInput as error:
         problems += error.problems
+    loads = [point.load for point in points]
     if engine is not None:
-        problems += _refusals(engine, stacks.values())
+        problems += _refusals(engine, stacks.values(), loads)
         facts, found = described(engine, first["model"])
         problems += found
-    if load is not None:
-        problems += load.problems(facts.max_tokens if facts else None)
+    for load in loads:
+        wrong = load.problems(facts.max_tokens if facts else None)
+        problems += wrong or _idle(stacks.values(), load) + _untold(payoff, load)
     if engine is not None and facts is not None:
         for stack in stacks.values():
             problems += stack.problems(facts.shape)
             problems += refused("strategy", engine, stack.name, engine.prefills(stack, engine.prefill, facts.shape))
+            problems += refused("strategy", engine, stack.name, engine.serves(stack, facts.shape))
         if any(stack.calibrates for stack in stacks.values()):
             problems += calibration.problems(first["calibration"], facts.tokenizer)
-    if load is not None and not load.problems(None):
-        problems += _idle(stacks.values(), load) + _untold(payoff, load)
-    if problems or engine is None or facts is None or load is None:
+    if problems or engine is None or facts is None:
         raise BadInput(*dict.fromkeys(problems))
     common = {
         "model": facts.identity,
         "engine": {**engine.spec(), **{k: v for k, v in first["engine"].items() if k not in NOT_SPEED}},
         "machine": {"cpu": provenance.cpu(), "cores": provenance.cores()},
-        "load": load.spec(),
         "seed": first["seed"],
     }
     configs = {strategy_key(job.config["strategy"]): job.config["strategy"] for job in jobs}
+    full = engine.resolve(Stack(BASELINE))
 
-    def arm(role: str, stack: Stack, layers: Mapping[str, Any]) -> PlannedCell:
+    def arm(load: Load, role: str, stack: Stack, layers: Mapping[str, Any]) -> PlannedCell:
         fitted = {"calibration": calibration.spec(first["calibration"])} if stack.calibrates else {}
         again = {"again": True} if role == "noise" else {}
         ask = {
             **common,
+            "load": load.spec(),
             "engine": {**common["engine"], **engine.spec_for(stack)},
             "stack": stack.spec(),
             **fitted,
@@ -132,17 +147,21 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
         }
         return PlannedCell(store.ask(ask), role, stack.name, stack, layers, ask)
 
-    candidates = [arm("candidate", stacks[key], layers) for key, layers in configs.items() if stacks[key].layers()]
-    full = engine.resolve(Stack(BASELINE))
+    def at(point: Point) -> BenchPoint:
+        candidates = [
+            arm(point.load, "candidate", stacks[key], layers) for key, layers in configs.items() if stacks[key].layers()
+        ]
+        both = (arm(point.load, role, full, {}) for role in ("baseline", "noise"))
+        return BenchPoint(point, (*both, *candidates))
+
     return BenchPlan(
         **setup_of(first, store, engine, facts),
-        load=load,
-        load_config=first["load"],
+        load_name=first["load"]["name"],
+        points=tuple(map(at, points)),
         payoff=payoff,
         hardware=first["hardware"],
         seed=first["seed"],
         pairs=first["pairs"],
-        arms=(arm("baseline", full, {}), arm("noise", full, {}), *candidates),
     )
 
 
@@ -153,9 +172,9 @@ def payoff_of(gate: Mapping[str, Any]) -> Payoff:
     return Payoff(wanted, SLO(**(gate["payoff"].get("slo") or {})), **shared)
 
 
-def _untold(payoff: Payoff, load: Offline) -> list[str]:
+def _untold(payoff: Payoff, load: Load) -> list[str]:
     """Percentiles that are wanted and that the load has too few values for."""
-    values = {"ttft_p99": load.requests, "itl_p99": load.requests * (load.output_tokens - 1)}
+    values = {"ttft_p99": load.num_requests, "itl_p99": load.num_gaps}
     return [
         f"gate.payoff.{name} needs {TAIL_VALUES} values in a measurement, and load {load.name} gives {number}"
         for name, number in values.items()
@@ -163,25 +182,27 @@ def _untold(payoff: Payoff, load: Offline) -> list[str]:
     ]
 
 
-def _refusals(engine: Engine, stacks: Iterable[Stack]) -> list[str]:
+def _refusals(engine: Engine, stacks: Iterable[Stack], loads: Sequence[Load]) -> list[str]:
     """Layers that the engine cannot serve, and settings that it cannot time, whatever the model."""
     found = []
     full = engine.resolve(Stack(BASELINE))
-    loads = len({engine.load_key(stack) for stack in (full, *stacks)})
-    for stack in stacks:
+    opened = len({engine.load_key(stack) for stack in (full, *stacks)})
+    for stack in (full, *stacks):
         layers = [(layer, engine.supports(layer)) for layer in stack.layers()]
         for layer, answer in layers:
             found += refused(f"strategy.{layer.slot}", engine, f"{layer.slot}/{layer.name}", answer)
         if all(answer.yes for _, answer in layers):
-            found += refused("strategy", engine, f"to time {stack.name}", engine.times(stack, loads))
-    return found
+            for load in loads:
+                timed = engine.times(stack, load.demands(), opened)
+                found += refused("strategy", engine, f"to time {stack.name} under load {load.name}", timed)
+    return list(dict.fromkeys(found))
 
 
-def _idle(stacks: Iterable[Stack], load: Offline) -> list[str]:
-    """Budgets that no prompt of the load exceeds: such a run would test nothing."""
+def _idle(stacks: Iterable[Stack], load: Load) -> list[str]:
+    """Budgets that some prompt of the load does not exceed: there such a layer would do nothing."""
     return [
-        f"strategy.evict: {stack.name} keeps {stack.evict.budget(load.prompt_tokens)} tokens, which must be below "
-        f"load.prompt_tokens, {load.prompt_tokens}"
+        f"strategy.evict: {stack.name} keeps {stack.evict.budget(load.shortest_tokens)} tokens, which must be below "
+        f"the shortest prompt of load {load.name}, {load.shortest_tokens}"
         for stack in stacks
-        if stack.evict and stack.evict.budget(load.prompt_tokens) >= load.prompt_tokens
+        if stack.evict and stack.evict.budget(load.shortest_tokens) >= load.shortest_tokens
     ]

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.bench.loads.base import Load, Prose
 from harness.bench.metrics import output_tokens_s
-from harness.engines.base import Engine
+from harness.engines.base import Engine, Traffic
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
@@ -29,20 +30,17 @@ def run_unit(unit: Mapping[str, Any]) -> None:
     """Open the engine once, warm every setting up, and measure what is asked for until nothing more is."""
     store = ResultStore(Path(unit["results_dir"]))
     engine: Engine = make(unit["engine"], "engine")
-    load = make(unit["load"], "load")
-    stacks = {arm["address"]: engine.resolve(make_stack(arm["strategy"], arm["stack"])) for arm in unit["arms"]}
-    tokenizer = engine.describe(unit["model"]).tokenizer
+    stacks = {arm["strategy"]: engine.resolve(make_stack(arm["strategy"], arm["stack"])) for arm in unit["arms"]}
+    prose = Prose(engine.describe(unit["model"]).tokenizer)
     with engine.open(unit["model"], next(iter(stacks.values()))) as session:
-        facts = dict(session.facts())
-        for address, stack in stacks.items():
-            store.load(address).note_loaded(facts)
-            stacks[address] = fitted(stack, unit["calibration"], session)
+        for address in (address for arm in unit["arms"] for address in arm["addresses"]):
+            store.load(address).note_loaded(dict(session.facts()))
+        stacks = {name: fitted(stack, unit["calibration"], session) for name, stack in stacks.items()}
 
-        def measure(address: str, trial: str, place: int, index: int) -> None:
-            prompts = load.prompts(tokenizer, unit["seed"], index)
+        def measure(address: str, strategy: str, trial: str, place: int, traffic: Traffic) -> None:
             began, served, error = time.time(), None, ""
             try:
-                served = session.serve(stacks[address], prompts, in_flight=load.in_flight, seed=unit["seed"])
+                served = session.serve(stacks[strategy], traffic, seed=unit["seed"])
             except Exception as failure:  # out of memory, a broken layer: others are spared, and this is told
                 traceback.print_exc()
                 error = f"{type(failure).__name__}: {failure}"
@@ -50,13 +48,15 @@ def run_unit(unit: Mapping[str, Any]) -> None:
             emit("measured", address=address, error=error, tokens_s=_rate(served))
 
         emit("opened")
-        for place, address in enumerate(stacks):
-            if load.warmup:
-                measure(address, f"{WARM_UP} {unit['session']}", place, -1)
+        first: Load = make(unit["load"], "load")
+        for place, arm in enumerate(unit["arms"] if first.warmup else []):
+            trial = f"{WARM_UP} {unit['session']}"
+            measure(arm["addresses"][0], arm["strategy"], trial, place, first.warming(prose, unit["seed"]))
         emit("ready")
         for line in iter(sys.stdin.readline, ""):
             asked = json.loads(line)
-            measure(asked["address"], asked["trial"], asked["place"], asked["index"])
+            traffic = make(asked["load"], "load").traffic(prose, unit["seed"], asked["index"])
+            measure(asked["address"], asked["strategy"], asked["trial"], asked["place"], traffic)
 
 
 def _rate(served: Served | None) -> float | None:

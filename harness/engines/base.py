@@ -97,11 +97,42 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request of a load: so many tokens are to follow these, whatever they are; no token ends it sooner."""
+    """One request of a load: so many tokens are to follow these, whatever they are; no token ends it sooner.
+
+    It is due ``due_s`` after the start. One that comes ``after`` another is the next turn of a conversation: it is due ``due_s``
+    after that one's end, and its tokens follow that one's and its answer.
+    """
 
     id: str
     token_ids: Sequence[int]
     output_tokens: int
+    due_s: float = 0.0
+    after: str = ""  # id of the turn before
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is asked of an engine in one measurement, the same whoever answers.
+
+    Args:
+        prompts: in the order in which they are due.
+        in_flight: requests that are with the engine at a time, at most; None: each is sent when it is due.
+        prime: what is asked before the clock starts, one after the other, so that the engine has seen it.
+    """
+
+    prompts: Sequence[Prompt]
+    in_flight: int | None
+    prime: Sequence[Prompt] = ()
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What a load asks of whoever serves it."""
+
+    arrives: bool = False  # requests come when they come, or when an answer has come
+    mixed: bool = False  # lengths differ
+    returns: bool = False  # prompts come back to what was there before
+    output_tokens: int = 2  # of the shortest answer
 
 
 class Session(ABC):
@@ -142,11 +173,10 @@ class Session(ABC):
         that ``follow`` are measured against it. An answer does not depend on which rows decode beside it, up to float rounding.
         """
 
-    def serve(self, stack: Stack, prompts: Sequence[Prompt], *, in_flight: int, seed: int) -> Served:
+    def serve(self, stack: Stack, traffic: Traffic, *, seed: int) -> Served:
         """Serve a load with ``stack`` alone and note when each token came. Asked where ``Engine.times`` says yes.
 
-        All requests are due at once; at most ``in_flight`` are with the engine at a time. The clock starts before the first is
-        sent.
+        Nothing that was served before is there to be reused. The clock starts before the first request is sent.
         """
         raise NotImplementedError
 
@@ -208,8 +238,9 @@ class Engine(ABC):
         """Whether what runs already, if anything does, was set up as ``stack`` is. Asked after ``describe`` found the model."""
         return Support(True, "each strategy is set up when it is opened")
 
-    def times(self, stack: Stack, loads: int) -> Support:
-        """Whether this engine can serve a load with ``stack`` alone and time it, with ``loads`` of it in memory at once. Pure."""
+    def times(self, stack: Stack, demands: Demands, loads: int) -> Support:
+        """Whether this engine can serve such a load with ``stack`` alone and time it, with ``loads`` of it in memory at once.
+        Pure."""
         return Support(False, "its requests are not timed")
 
     def rates(self, model: Mapping[str, Any]) -> dict[str, float]:

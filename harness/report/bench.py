@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.payoff import METRICS
 from harness.report.files import write_atomic
-from harness.report.format import MINUS, MISSING, count, general, missing, plain, size
+from harness.report.format import MINUS, MISSING, count, general, missing, percent, plain, size
 from harness.report.html import template
 from harness.report.markdown import bullets, escape, table_grid
 from harness.report.tables import DECISION, Table
@@ -54,13 +54,12 @@ def write(folder: Path, verdict: Mapping[str, Any]) -> Path:
 
 
 def build(verdict: Mapping[str, Any]) -> BenchPage:
-    """The page of a payoff verdict, schema ``kvgate.payoff/1``."""
+    """The page of a payoff verdict, schema ``kvgate.payoff/2``."""
     wanted = ", ".join(f"{name} {general(gain)}" for name, gain in verdict["payoff"]["wanted"].items())
-    slo = {name: limit for name, limit in verdict["payoff"]["slo"].items() if limit is not None}
     return BenchPage(
         title=f"{verdict['name']}: {verdict['model']['id']} on {verdict['engine']['name']}",
         created=verdict["created"],
-        headline=f"{verdict['load']['describe']}; {verdict['pairs']} pairs in alternation; "
+        headline=f"{_load(verdict)}; {verdict['pairs']} pairs in alternation; "
         + (f"wanted: {wanted}" if wanted else "no gain was asked for"),
         tables=tuple(
             (table, note)
@@ -68,6 +67,7 @@ def build(verdict: Mapping[str, Any]) -> BenchPage:
                 (_decisions(verdict), "Payoff and quality are two gates. A setting is worth it when both say GO."),
                 _equal(verdict, "load", "Equal load: the same requests, each setting alone"),
                 _equal(verdict, "memory", "Equal memory: the same bytes for keys and values"),
+                _equal_slo(verdict),
                 (_values(verdict), "Geometric means of the measurements."),
                 (_latencies(verdict), "Of all requests, pooled; 95 % limits where there are enough of them."),
                 (_roofline(verdict), ROOFLINE_NOTE),
@@ -89,11 +89,28 @@ def build(verdict: Mapping[str, Any]) -> BenchPage:
             f"Holds for this load on this machine ({plain(verdict['engine'].get('cpu'))}, {verdict['machine']['cores']} cores, "
             f"{plain(verdict['engine'].get('device'))}).",
             "A gain above 1 is better: candidate / baseline where more is better, baseline / candidate for times and bytes.",
-            "What was measured at equal SLO: "
-            + (f"goodput under {plain(slo)}." if slo else "nothing, no limit was set."),
+            f"What was measured at equal SLO: {_slo(verdict)}.",
         ),
         command=verdict["command"],
     )
+
+
+def _load(verdict: Mapping[str, Any]) -> str:
+    first, *others = (point["describe"] for point in verdict["points"])
+    labels = ", ".join(point["label"] for point in verdict["points"])
+    return f"{first}, and so on at {labels}" if others else str(first)
+
+
+def _slo(verdict: Mapping[str, Any]) -> str:
+    slo = {name: limit for name, limit in verdict["payoff"]["slo"].items() if limit is not None and name != "share"}
+    if not slo:
+        return "nothing, no limit was set"
+    rate = (
+        f", and the rate at which {verdict['payoff']['slo']['share']:.0%} meet them"
+        if len(verdict["points"]) > 1
+        else ""
+    )
+    return f"goodput under {plain(slo)}{rate}"
 
 
 def _decisions(verdict: Mapping[str, Any]) -> Table:
@@ -101,14 +118,41 @@ def _decisions(verdict: Mapping[str, Any]) -> Table:
         (
             one["strategy"],
             one["decision"],
+            *_at(verdict, [f"{point['label']} {at['decision']}" for point, at in _pointed(verdict, one)]),
             _quality(one["quality"]),
             one["describe"],
-            count(one["pairs"]),
-            plain(one["look"]),
+            count(min(at["pairs"] for at in one["points"])),
+            plain(max(at["look"] for at in one["points"])),
         )
         for one in verdict["candidates"]
     )
-    return Table("Payoff", ("strategy", DECISION, "quality", "layers", "pairs", "look"), rows, words=4)
+    columns = ("strategy", DECISION, *_at(verdict, ["by load"]), "quality", "layers", "pairs", "look")
+    return Table("Payoff", columns, rows, words=len(columns) - 2)
+
+
+def _at(verdict: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """What is said where there are several loads, as one cell; nothing where there is one."""
+    return [", ".join(words)] if len(verdict["points"]) > 1 else []
+
+
+def _pointed(verdict: Mapping[str, Any], arm: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each load with what was found of a setting under it."""
+    return list(zip(verdict["points"], arm["points"], strict=True))
+
+
+def _found(
+    verdict: Mapping[str, Any], arms: Sequence[Mapping[str, Any]]
+) -> list[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Load by load and setting by setting, the first cells of a row and what was found."""
+    return [
+        ((*_at(verdict, [point["label"]]), arm["strategy"]), arm["points"][number])
+        for number, point in enumerate(verdict["points"])
+        for arm in arms
+    ]
+
+
+def _everyone(verdict: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    return _found(verdict, [verdict["baseline"], *verdict["candidates"]])
 
 
 def _quality(quality: Mapping[str, str] | None) -> str:
@@ -117,16 +161,37 @@ def _quality(quality: Mapping[str, str] | None) -> str:
 
 def _equal(verdict: Mapping[str, Any], equal: str, title: str) -> tuple[Table, str]:
     """Gains of the metrics that were compared with this equal, and how far the baseline differs from itself."""
-    some = [one["metrics"] for one in verdict["candidates"]]
+    found = _found(verdict, verdict["candidates"])
     names = [
         name
         for name, metric in METRICS.items()
-        if metric.equal == equal and any(metrics[name]["gain"]["pairs"] for metrics in some)
+        if metric.equal == equal and not metric.curve and any(at["metrics"][name]["gain"]["pairs"] for _, at in found)
     ]
-    rows = [(one["strategy"], *(_gain(one["metrics"][name]) for name in names)) for one in verdict["candidates"]]
-    noise = [(BASELINE, *(_limits(some[0][name]["noise"]) for name in names))] if some else []
+    rows = [(*first, *(_gain(at["metrics"][name]) for name in names)) for first, at in found]
+    some = verdict["candidates"][:1]  # the baseline once more was measured beside all alike
+    noise = [
+        (*first[:-1], BASELINE, *(_limits(at["metrics"][name]["noise"]) for name in names))
+        for first, at in _found(verdict, some)
+    ]
     told = "; ".join(f"{name}: {METRICS[name].says}" for name in names)
-    return Table(title, ("strategy", *names), tuple([*rows, *noise] if names else ())), f"{told}." if told else ""
+    columns = (*_at(verdict, ["load"]), "strategy", *names)
+    return Table(
+        title, columns, tuple([*rows, *noise] if names else ()), len(columns) - len(names)
+    ), told and f"{told}."
+
+
+def _equal_slo(verdict: Mapping[str, Any]) -> tuple[Table, str]:
+    """Gains of what is told of all loads together."""
+    curves = [(one["strategy"], one["curve"]["rate"]) for one in verdict["candidates"] if one["curve"]]
+    seen = any(metric["gain"]["pairs"] for _, metric in curves)
+    rows = [(strategy, _gain(metric)) for strategy, metric in curves]
+    noise = [(BASELINE, _limits(metric["noise"])) for _, metric in curves[:1]]
+    note = (
+        f"rate: {METRICS['rate'].says}, read off between the loads; not told where all of them meet it, or none does."
+    )
+    return Table(
+        "Equal SLO: the same limits for a request", ("strategy", "rate"), tuple([*rows, *noise] if seen else ())
+    ), note
 
 
 def _gain(metric: Mapping[str, Any]) -> str:
@@ -142,21 +207,24 @@ def _limits(gain: Mapping[str, Any]) -> str:
 
 
 def _values(verdict: Mapping[str, Any]) -> Table:
-    arms = [verdict["baseline"], *verdict["candidates"]]
-    names = [name for name in METRICS if any(not missing(arm["values"][name]) for arm in arms)]
-    priced = any(not missing(arm["usd_per_million_tokens"]) for arm in arms)
+    found = _everyone(verdict)
+    names = [name for name in METRICS if any(not missing(at["values"].get(name)) for _, at in found)]
+    priced = any(not missing(at["usd_per_million_tokens"]) for _, at in found)
+    reused = any(at["cached_share"] for _, at in found)
     rows = tuple(
         (
-            arm["strategy"],
-            *(_value(name, arm["values"][name]) for name in names),
-            *([f"${general(arm['usd_per_million_tokens'])}"] if priced else []),
-            f"{arm['failed']} of {arm['requests']}",
+            *first,
+            *(_value(name, at["values"][name]) for name in names),
+            *([percent(at["cached_share"])] if reused else []),
+            *([f"${general(at['usd_per_million_tokens'])}"] if priced else []),
+            f"{at['failed']} of {at['requests']}",
         )
-        for arm in arms
+        for first, at in found
     )
     titles = [f"{name} ({METRICS[name].unit})" if METRICS[name].unit not in UNITS else name for name in names]
-    columns = ("strategy", *titles, *(["a million tokens"] if priced else []), "failed")
-    return Table("What was measured", columns, rows)
+    more = [*(["prompt reused"] if reused else []), *(["a million tokens"] if priced else []), "failed"]
+    columns = (*_at(verdict, ["load"]), "strategy", *titles, *more)
+    return Table("What was measured", columns, rows, len(columns) - len(titles) - len(more))
 
 
 def _value(name: str, value: float | None) -> str:
@@ -167,16 +235,13 @@ def _value(name: str, value: float | None) -> str:
 
 
 def _latencies(verdict: Mapping[str, Any]) -> Table:
-    kinds = ("queue", "ttft", "tpot", "itl", "e2e")
     rows = []
-    for arm in (verdict["baseline"], *verdict["candidates"]):
-        for kind in kinds:
-            spread = arm["latencies"][kind]
+    for first, at in _everyone(verdict):
+        for kind, spread in at["latencies"].items():
             if any(spread.values()):
-                rows.append(
-                    (arm["strategy"], kind, *map(_percentile, spread.values()), count((spread["p50"] or {}).get("n")))
-                )
-    return Table("Latencies in ms", ("strategy", "what", "p50", "p90", "p99", "n"), tuple(rows), words=2)
+                rows.append((*first, kind, *map(_percentile, spread.values()), count((spread["p50"] or {}).get("n"))))
+    columns = (*_at(verdict, ["load"]), "strategy", "what", "p50", "p90", "p99", "n")
+    return Table("Latencies in ms", columns, tuple(rows), words=len(columns) - 4)
 
 
 def _percentile(found: Mapping[str, Any] | None) -> str:
@@ -198,7 +263,7 @@ def _short(value: float) -> str:
 def _roofline(verdict: Mapping[str, Any]) -> Table:
     rows = tuple(
         (
-            arm["strategy"],
+            *first,
             one["what"],
             one["bound"],
             size(one["moved_bytes"]),
@@ -207,26 +272,27 @@ def _roofline(verdict: Mapping[str, Any]) -> Table:
             _ms(one["measured_s"]),
             f"{general(one['gap'])} times",
         )
-        for arm in (verdict["baseline"], *verdict["candidates"])
-        for one in arm["roofline"]
+        for first, at in _everyone(verdict)
+        for one in at["roofline"]
     )
     columns = ("strategy", "what", "bound by", "moves", "runs", "limit (ms)", "measured (ms)", "gap")
-    return Table("Roofline", columns, rows, words=3)
+    return Table("Roofline", (*_at(verdict, ["load"]), *columns), rows, words=len(_at(verdict, ["load"])) + 3)
 
 
 def _memory(verdict: Mapping[str, Any]) -> Table:
-    arms = [arm for arm in (verdict["baseline"], *verdict["candidates"]) if arm["memory"]]
     rows = tuple(
         (
-            arm["strategy"],
-            size(arm["memory"]["stored_bytes"]),
-            size(arm["memory"]["formula_bytes"]),
-            count(arm["memory"]["kv_bytes_per_token"]),
-            size(arm["memory"]["peak_bytes"]),
+            *first,
+            size(at["memory"]["stored_bytes"]),
+            size(at["memory"]["formula_bytes"]),
+            count(at["memory"]["kv_bytes_per_token"]),
+            size(at["memory"]["peak_bytes"]),
         )
-        for arm in arms
+        for first, at in _everyone(verdict)
+        if at["memory"]
     )
-    return Table("Memory", ("strategy", "stored", "formula", "bytes a token", "peak"), rows)
+    columns = (*_at(verdict, ["load"]), "strategy", "stored", "formula", "bytes a token", "peak")
+    return Table("Memory", columns, rows, words=len(columns) - 4)
 
 
 def markdown(page: BenchPage) -> str:

@@ -37,10 +37,13 @@ class Bench:
         return json.loads((self.results / "runs" / run / name).read_text())
 
     def candidate(self, strategy: str, run: str = "b") -> Any:
-        return next(one for one in self.file("payoff.json", run)["candidates"] if one["strategy"] == strategy)
+        """A setting under the first load, with the decision and reasons of all."""
+        one = next(one for one in self.file("payoff.json", run)["candidates"] if one["strategy"] == strategy)
+        return {**one["points"][0], **one}
 
-    def measurements(self, role: str, run: str = "b") -> dict[str, Measurement]:
-        address = next(arm["address"] for arm in self.file("bench.json", run)["arms"] if arm["role"] == role)
+    def measurements(self, role: str, run: str = "b", point: int = 0) -> dict[str, Measurement]:
+        arms = self.file("bench.json", run)["points"][point]["arms"]
+        address = next(arm["address"] for arm in arms if arm["role"] == role)
         return ResultStore(self.results).load(address).read()[0]
 
 

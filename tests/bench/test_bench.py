@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bench.load import Offline
+from harness.bench.loads.base import Prose
+from harness.bench.loads.closed import Closed
 from harness.calibration import text_of
+from harness.engines.base import Demands, Prompt, Traffic
 from harness.engines.hf import timing
 from harness.engines.hf.engine import HFEngine
 from harness.report import bench as reports
@@ -26,7 +28,11 @@ from tests.bench.conftest import Bench
 from tests.cli import Kvgate
 from tests.test_conf import CONF, composed
 
-LOAD = Offline(name="l", requests=3, prompt_tokens=40, output_tokens=5, in_flight=2)
+LOAD = Closed(name="l", requests=3, prompt_tokens=40, output_tokens=5, in_flight=2)
+
+
+def prompts_of(session: Any, load: Closed = LOAD, seed: int = 0, index: int = 0) -> Sequence[Prompt]:
+    return load.traffic(Prose(session.tokenizer), seed, index).prompts
 
 
 def files(folder: Path) -> set[str]:
@@ -107,7 +113,7 @@ def test_a_worker_that_dies_is_replaced_once(bench: Bench, layer: Callable[[str]
 REFUSED = {
     "too few pairs": (["pairs=3"], "pairs must be 5 or more", "got 3"),
     "no requests": (["load.requests=0"], "load.requests must be 1 or more, got 0"),
-    "a load too long": (["load.prompt_tokens=9000"], "load.prompt_tokens must leave room", "4096", "9000"),
+    "a load too long": (["load.prompt_tokens=9000"], "load must leave room", "4096", "9008"),
     "a gain of 0": (["gate.payoff.throughput=0"], "gate.payoff.throughput must be null or a gain above 0, got 0"),
     "goodput of what": (["gate.payoff.goodput=1"], "gate.payoff.goodput needs a limit in gate.payoff.slo"),
     "a limit below 0": (
@@ -117,10 +123,10 @@ REFUSED = {
     "a tail of two": (["gate.payoff.ttft_p99=1"], "gate.payoff.ttft_p99 needs 100 values", "gives 2"),
     "a price": (["hardware.price_hour=-2"], "hardware.price_hour must be null or a price above 0, got -2"),
     "only the baseline": (["strategy=full"], "strategy must name at least one beside full"),
-    "nothing to reuse": (["strategy=prefix_reuse"], "engine hf refuses to time", "nothing to reuse"),
+    "nothing to reuse": (["strategy=prefix_reuse"], "engine hf refuses to time", "nothing to come back to"),
     "a budget no prompt exceeds": (
         ["strategy=window", "strategy.evict.keep=null", "strategy.evict.keep_tokens=64"],
-        "which must be below load.prompt_tokens, 64",
+        "which must be below the shortest prompt of load offline_tiny, 64",
     ),
     "a seed": (["seed=-1"], "seed must be 0 or more, got -1"),
     "a name": (["name=a/b"], "name must be a plain folder name"),
@@ -176,8 +182,8 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 def test_what_is_timed_says_what_plain_greedy_decoding_says(session: Any, fed: list[list[int]]) -> None:
     """Rows of a batch answer as if they were alone, and nothing ends an answer."""
-    prompts = LOAD.prompts(session.tokenizer, 0, 0)[:2]
-    served = session.serve(Stack("full"), prompts, in_flight=2, seed=0)
+    prompts = prompts_of(session)[:2]
+    served = session.serve(Stack("full"), Traffic(prompts, 2), seed=0)
     assert [request.tokens_out for request in served.requests] == [5, 5]
     for row, prompt in enumerate(prompts):
         ids = torch.tensor([prompt.token_ids])
@@ -186,9 +192,9 @@ def test_what_is_timed_says_what_plain_greedy_decoding_says(session: Any, fed: l
 
 
 def test_an_eviction_is_served_alone_and_its_bytes_are_those_it_holds(session: Any, fed: list[list[int]]) -> None:
-    prompts = LOAD.prompts(session.tokenizer, 0, 0)
+    prompts = prompts_of(session)
     stack = Stack("s", evict=SnapKV(keep=0.5, window=8))
-    served = session.serve(stack, prompts, in_flight=2, seed=0)
+    served = session.serve(stack, Traffic(prompts, 2), seed=0)
     assert [len(step) for step in fed] == [2] * 4 + [1] * 4
     shape = session.about.shape
     each = shape.layers * shape.exact_bytes(1)
@@ -200,12 +206,12 @@ def test_an_eviction_is_served_alone_and_its_bytes_are_those_it_holds(session: A
 
 def test_a_load_is_the_same_for_every_setting_and_new_in_every_trial(session: Any) -> None:
     one, same, next_trial, other_seed = (
-        LOAD.prompts(session.tokenizer, seed, index) for seed, index in ((0, 1), (0, 1), (0, 2), (1, 1))
+        prompts_of(session, LOAD, seed, index) for seed, index in ((0, 1), (0, 1), (0, 2), (1, 1))
     )
     assert one == same and len(one) == 3 and {len(prompt.token_ids) for prompt in one} == {40}
     assert not {p.id for p in one} & {p.id for p in (*next_trial, *other_seed)}
     assert len({tuple(prompt.token_ids[:8]) for prompt in one}) == 3
-    assert len(LOAD.prompts(session.tokenizer, 0, -1)) == LOAD.warmup
+    assert len(LOAD.warming(Prose(session.tokenizer), 0).prompts) == LOAD.warmup
 
 
 TIMES = st.none() | st.floats(0, 1e6)
@@ -255,19 +261,13 @@ def _verdict(name: str) -> dict[str, Any]:
         "latencies": {kind: empty for kind in ("queue", "ttft", "tpot", "itl", "e2e")},
         "requests": 1,
         "failed": 0,
+        "cached_share": 0.5,
         "memory": None,
         "roofline": [],
         "usd_per_million_tokens": None,
     }
-    mine = {
-        "strategy": name,
-        "decision": "GO",
-        "reasons": [name],
-        "quality": None,
-        "describe": name,
-        "pairs": 5,
-        "look": 1,
-    }
+    judged = {"decision": "GO", "pairs": 5, "look": 1, "metrics": dict.fromkeys(reports.METRICS, metric)}
+    mine = {"strategy": name, "decision": "GO", "reasons": [name], "quality": None, "describe": name}
     return {
         "name": name,
         "created": "now",
@@ -275,11 +275,12 @@ def _verdict(name: str) -> dict[str, Any]:
         "model": {"id": name},
         "engine": {"name": "hf", "cpu": name, "device": "cpu"},
         "machine": {"cores": 2},
-        "load": {"describe": name},
+        "load": {"name": name, "option": name},
+        "points": [{"label": name, "value": 1, "describe": name}] * 2,
         "pairs": 5,
-        "payoff": {"wanted": {}, "slo": {}},
-        "baseline": {"strategy": "full", **facts},
-        "candidates": [{**mine, "metrics": dict.fromkeys(reports.METRICS, metric), **facts}],
+        "payoff": {"wanted": {}, "slo": {"share": 0.9}},
+        "baseline": {"strategy": "full", "points": [facts] * 2},
+        "candidates": [{**mine, "points": [{**judged, **facts}] * 2, "curve": {"rate": metric}}],
         "notes": [name],
     }
 
@@ -302,16 +303,16 @@ def test_every_setting_that_is_timed_answers_in_a_batch_as_alone(roomy: Any, fed
     session = roomy
     stack = HFEngine().resolve(make_stack(preset, composed("bench", f"strategy={preset}")["strategy"]))
     assert stack.problems(session.about.shape) == []
-    if not HFEngine().times(stack, 1).yes:
+    if not HFEngine().times(stack, Demands(), 1).yes:
         assert preset in ("oracle", "delayed", "prefix_reuse"), "only what looks ahead, and what comes back to nothing"
         return
     if stack.calibrates:
         stack = session.fit(stack, text_of(None), 64)
-    prompts = replace(LOAD, requests=2, prompt_tokens=150).prompts(session.tokenizer, 0, 0)
-    together = session.serve(stack, prompts, in_flight=2, seed=0)
+    prompts = prompts_of(session, replace(LOAD, requests=2, prompt_tokens=150))
+    together = session.serve(stack, Traffic(prompts, 2), seed=0)
     in_batch = [[step[row] for step in fed] for row in range(2)]
     fed.clear()
-    alone = session.serve(stack, prompts, in_flight=1, seed=0)
+    alone = session.serve(stack, Traffic(prompts, 1), seed=0)
     steps = [step[0] for step in fed]
     assert in_batch == [steps[:4], steps[4:]]
     assert together.memory.stored_bytes == alone.memory.stored_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,3 +151,27 @@ def test_the_limits_of_a_quantile_cover_it(q: float) -> None:
     missed_low = np.mean([limit is not None and limit.low > true for limit in limits])
     missed_high = np.mean([limit is not None and limit.high < true for limit in limits])
     assert 0.005 < missed_low < 0.06 and 0.005 < missed_high < 0.06
+
+
+@pytest.mark.parametrize(
+    "points, rate",
+    [
+        ([(1.0, 1.0), (2.0, 0.95), (4.0, 0.85)], 3.0),
+        ([(4.0, 0.85), (1.0, 1.0), (2.0, 0.95)], 3.0),  # in any order
+        ([(1.0, 1.0), (2.0, 0.0), (4.0, 1.0)], 1.1),  # what comes after the first that fails does not count
+        ([(1.0, 1.0), (2.0, 0.9)], None),  # where it ends was not seen
+        ([(1.0, 0.5), (2.0, 0.1)], None),  # nor where it begins
+        ([(1.0, 1.0), (2.0, None)], None),
+        ([], None),
+    ],
+)
+def test_the_rate_that_is_sustained_lies_between_two_loads(points: Any, rate: float | None) -> None:
+    found = metrics.sustained_rate(points, 0.9)
+    assert found == (None if rate is None else pytest.approx(rate))
+
+
+def test_what_was_reused_is_told_where_every_request_tells() -> None:
+    one, two = Request("a", 100, 1, cached_tokens=60), Request("b", 300, 1, cached_tokens=0)
+    assert metrics.cached_share([one, two]) == pytest.approx(0.15)
+    assert metrics.cached_share([one, Request("c", 10, 0, error="lost")]) == pytest.approx(0.6)
+    assert metrics.cached_share([one, Request("c", 10, 1)]) is None and metrics.cached_share([]) is None

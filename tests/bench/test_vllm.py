@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines.base import Prompt
+from harness.engines.base import Demands, Prompt, Traffic
 from harness.engines.vllm import probe
 from harness.engines.vllm.engine import VLLMEngine
 from harness.store import ResultStore
@@ -52,7 +52,7 @@ def test_a_new_request_is_sent_when_one_has_ended_and_each_token_has_its_time() 
     from harness.engines.vllm.timing import timed
 
     engine = Stepper()
-    requests = timed(engine, engine.send, PROMPTS, in_flight=2)
+    requests = timed(engine, engine.send, Traffic(PROMPTS, 2))
     assert engine.most == 2 and [request.id for request in requests] == ["a", "b", "c"]
     assert all(request.error == "" and request.tokens_out == 2 and request.queued_s == 0.0 for request in requests)
     assert requests[2].sent_s >= requests[0].end_s  # type: ignore[operator]
@@ -64,7 +64,7 @@ def test_an_answer_that_is_cut_short_is_no_success() -> None:
     from harness.engines.vllm.timing import timed
 
     engine = Stepper(cut="1")
-    first, *others = timed(engine, engine.send, PROMPTS, in_flight=3)
+    first, *others = timed(engine, engine.send, Traffic(PROMPTS, 3))
     assert first.error == "ended with abort after 1 of 2 tokens"
     assert not any(request.error for request in others)
 
@@ -73,9 +73,12 @@ def test_engines_that_share_a_gpu_must_say_what_each_has(monkeypatch: pytest.Mon
     found = probe.Found("vllm", {"vllm": "0.33.0"}, "a GPU", ())
     monkeypatch.setattr(probe, "found", lambda python: found)
     full = Stack("full")
-    assert VLLMEngine().times(full, loads=1).yes
-    assert not VLLMEngine().times(full, loads=2).yes and "engine.kv_gib" in VLLMEngine().times(full, loads=2).why
-    assert VLLMEngine(kv_gib=1.0).times(full, loads=2).yes
+    assert VLLMEngine().times(full, Demands(), loads=1).yes
+    assert (
+        not VLLMEngine().times(full, Demands(), loads=2).yes
+        and "engine.kv_gib" in VLLMEngine().times(full, Demands(), loads=2).why
+    )
+    assert VLLMEngine(kv_gib=1.0).times(full, Demands(), loads=2).yes
 
 
 @installed
@@ -87,14 +90,15 @@ def test_a_format_is_timed_and_its_capacity_is_what_was_allocated(tmp_path: Path
     said = subprocess.run([*command, *where], text=True, capture_output=True, timeout=900)
     assert said.returncode == 0, said.stderr[-4000:]
     verdict = json.loads((tmp_path / "runs/b/payoff.json").read_text())
-    (fp8,) = verdict["candidates"]
+    (judged,) = verdict["candidates"]
+    fp8 = {**judged["points"][0], **judged}
     assert fp8["decision"] == "GO" and fp8["metrics"]["capacity"]["gain"]["mean"] == pytest.approx(4.0)  # of float32
     assert fp8["failed"] == 0 and fp8["pairs"] == 5
     assert fp8["memory"]["stored_bytes"] == 2 * 128 * 30 * 3 * 64 * 2  # a block each
     assert fp8["memory"]["formula_bytes"] == pytest.approx(fp8["memory"]["stored_bytes"], rel=0.001)  # and scales
     notes = " ".join(verdict["notes"])
     assert "4 bytes an element here and would be in 2" in notes and "scales of the format are 1" in notes
-    arms = json.loads((tmp_path / "runs/b/bench.json").read_text())["arms"]
+    arms = json.loads((tmp_path / "runs/b/bench.json").read_text())["points"][0]["arms"]
     for arm in arms:
         for one in ResultStore(tmp_path).load(arm["address"]).read()[0].values():
             assert one.served

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import AutoModelForCausalLM
 
-from harness.engines.base import Compress, Engine, ModelFacts, Prefill, Start, Support
+from harness.engines.base import Compress, Demands, Engine, ModelFacts, Prefill, Start, Support
 from harness.engines.hf import checkpoint, fetch, links
 from harness.engines.hf.checkpoint import DTYPES
 from harness.engines.hf.session import HFSession
@@ -92,11 +92,13 @@ class HFEngine(Engine):
             return Support(False, "whatever it offloads comes back at every step, so start=cold is that already")
         return Support(True, "caches and tiers are brought into that state before each sample")
 
-    def times(self, stack: Stack, loads: int) -> Support:
-        if stack.prefix:
-            return Support(False, "the prompts of a load have no beginning in common, so there is nothing to reuse")
-        if stack.offload:
-            return Support(False, "a load never comes back to what a tier holds")
+    def times(self, stack: Stack, demands: Demands, loads: int) -> Support:
+        if stack.prefix or stack.offload:
+            return Support(False, "it computes every prompt anew when it is timed, so there is nothing to come back to")
+        if demands.arrives or demands.mixed:
+            return Support(False, "it serves batches of requests of one length that are all there at the start")
+        if demands.output_tokens < 2:
+            return Support(False, "it times the gaps between tokens, and an answer of one has none")
         if any("future" in policy.needs for policy in stack.policies):
             return Support(False, "a bound that looks ahead has no speed of its own")
         return Support(True, "each setting alone, in this process")

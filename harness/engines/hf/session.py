@@ -16,7 +16,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Prompt, Row, Session, Start, chance
+from harness.engines.base import (
+    Answer,
+    Ask,
+    Compress,
+    ModelFacts,
+    Prefill,
+    Prompt,
+    Row,
+    Session,
+    Start,
+    Traffic,
+    chance,
+)
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import Reference, decode, feed, follow
@@ -138,12 +150,13 @@ class HFSession(Session):
         for ask in asks:
             yield from self._answer(ask.sample, ask.batches, compress, prefill, start, seed)
 
-    def serve(self, stack: Stack, prompts: Sequence[Prompt], *, in_flight: int, seed: int) -> Served:
+    def serve(self, stack: Stack, traffic: Traffic, *, seed: int) -> Served:
         def compute(prompt: Prompt) -> Prefilled:
             ids, sample = list(prompt.token_ids), Sample(prompt.id, "", "", (), prompt.output_tokens)
             return self._prefill(PromptTokens(ids, []), ids, [stack], sample, seed)
 
-        return Timing(self.model, self.about, stack, compute).serve(prompts, in_flight)
+        in_flight = traffic.in_flight or len(traffic.prompts)
+        return Timing(self.model, self.about, stack, compute).serve(traffic.prompts, in_flight)
 
     def _answer(
         self,

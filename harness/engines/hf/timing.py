@@ -40,7 +40,7 @@ class Timing:
     idle: dict[str, str] = field(default_factory=dict)  # by layer that did not act on some prompt, the condition
 
     def serve(self, prompts: Sequence[Prompt], in_flight: int) -> Served:
-        """Batches of ``in_flight`` prompts, one after the other."""
+        """Batches of ``in_flight`` prompts, one after the other. All are due at the start and of one length."""
         told = self._forget_peak()
         self.began = time.perf_counter()
         batches = (prompts[at : at + in_flight] for at in range(0, len(prompts), in_flight))

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.engines.base import ModelFacts, Start, Support
+from harness.engines.base import Demands, ModelFacts, Start, Support
 from harness.engines.hf import checkpoint, fetch
 from harness.engines.serving import ServingEngine
 from harness.engines.vllm import probe, serving
@@ -125,11 +125,11 @@ class VLLMEngine(ServingEngine):
             return Support(False, "nothing is left in a tier that ends with its process: strategy.offload.persist=true")
         return Support(True, "requests before the one that counts bring its caches into that state")
 
-    def times(self, stack: Stack, loads: int) -> Support:
-        if stack.prefix:
-            return Support(False, "the prompts of a load have no beginning in common, so there is nothing to reuse")
-        if stack.offload:
-            return Support(False, "a load never comes back to what a tier holds")
+    def times(self, stack: Stack, demands: Demands, loads: int) -> Support:
+        if (stack.prefix or stack.offload) and not demands.returns:
+            return Support(False, "the prompts of this load come back to nothing, so there is nothing to reuse")
+        if stack.offload and stack.offload.name == "handoff":
+            return Support(False, "its two engines are timed behind a proxy of yours: engine=endpoint")
         if loads > 1 and self.kv_gib is None and self.found.platform == "cuda":
             return Support(
                 False, f"{loads} engines share the device: say with engine.kv_gib what each has for its cache"

@@ -14,7 +14,7 @@ import torch
 from vllm import SamplingParams
 
 from harness.engines import process_memory, serving, thinned
-from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Prompt, Row, Session, Start, chance
+from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start, Traffic, chance
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.engines.vllm.counters import Counters
 from harness.engines.vllm.loading import load
@@ -26,6 +26,7 @@ from strategies.base import Moved
 from strategies.stack import Stack
 
 FINISHED = ("stop", "length")  # reasons to end that are the model's or the request's own
+REUSING = ("prefix", "offload")  # slots whose layers act where a prompt comes back to something
 BY_TENSOR = ("fp8", "fp8_e4m3", "fp8_e5m2")  # formats with one scale a tensor, which only a checkpoint can bring
 
 
@@ -121,11 +122,12 @@ class VLLMSession(Session):
         for asked in one_by_one:
             yield from self._answered([self._request(*asked, seed)], start)
 
-    def serve(self, stack: Stack, prompts: Sequence[Prompt], *, in_flight: int, seed: int) -> Served:
+    def serve(self, stack: Stack, traffic: Traffic, *, seed: int) -> Served:
         self.forget()
+        timed(self.engine, self._send, Traffic(traffic.prime, in_flight=1))
         told, before = _forget_peak(), Counters.of(self.engine)
-        requests = timed(self.engine, self._send, prompts, in_flight)
-        counted, lengths = Counters.of(self.engine) - before, [len(prompt.token_ids) for prompt in prompts]
+        requests = timed(self.engine, self._send, traffic)
+        counted, lengths = Counters.of(self.engine) - before, [request.tokens_in for request in requests]
         held = Stack(stack.name, quant=stack.quant)
         memory = LoadMemory(
             stored_bytes=sum(map(self._stored_bytes, lengths)),
@@ -133,16 +135,19 @@ class VLLMSession(Session):
             kv_bytes_per_token=self.read_back["kv_bytes_per_token"],
             peak_bytes=_load_peak() if told else None,
         )
-        by_request = [
-            self._evidence_of(stack, prompt, one, counted) for prompt, one in zip(prompts, requests, strict=True)
-        ]
-        # of a request on which a layer did not act, if there is one
-        return Served(requests, min(by_request, key=lambda evidence: all(one.acted for one in evidence)), memory)
+        return Served(requests, self._evidence_of(stack, requests, counted), memory)
 
-    def _evidence_of(
-        self, stack: Stack, prompt: Prompt, timed: TimedRequest, counted: Counters
-    ) -> tuple[Evidence, ...]:
-        ids, sample = list(prompt.token_ids), Sample(prompt.id, "", "", (), prompt.output_tokens)
+    def _evidence_of(self, stack: Stack, requests: Sequence[TimedRequest], counted: Counters) -> tuple[Evidence, ...]:
+        """Of each layer, on the request that shows the least of it; of one that reuses, on the one that shows the most: the first
+        that has a beginning finds nothing to reuse."""
+        by_request = [self._layers(stack, request, counted) for request in requests]
+        by_layer = zip(stack.layers(), zip(*by_request, strict=True), strict=True)
+        return tuple(
+            (max if layer.slot in REUSING else min)(found, key=lambda one: one.acted) for layer, found in by_layer
+        )
+
+    def _layers(self, stack: Stack, timed: TimedRequest, counted: Counters) -> tuple[Evidence, ...]:
+        ids, sample = [0] * timed.tokens_in, Sample(timed.id, "", "", (), timed.tokens_out)
         request = _Request(Row("", stack), sample, PromptTokens(ids, []), ids, 0)
         return self._evidence(request, timed.cached_tokens or 0, timed.tokens_out, counted)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from vllm import SamplingParams
 
-from harness.engines.base import Prompt
+from harness.engines.base import Prompt, Traffic
 from harness.types import Request
+
+Send = Callable[[list[int], SamplingParams], str]
+FINISHED = "length"  # nothing else ends an answer
 
 
 @dataclass
@@ -18,17 +22,19 @@ class _Sent:
     """A request on its way."""
 
     prompt: Prompt
+    token_ids: list[int]  # of the whole prompt, earlier turns with it
+    due_s: float
     sent_s: float
     token_s: list[float] = field(default_factory=list)
 
     def ended(self, now: float, output: Any) -> Request:
         finish, wanted = output.outputs[0].finish_reason, self.prompt.output_tokens
-        whole = finish == "length" and len(self.token_s) == wanted
+        whole = finish == FINISHED and len(self.token_s) == wanted
         return Request(
             id=self.prompt.id,
-            tokens_in=len(self.prompt.token_ids),
+            tokens_in=len(self.token_ids),
             tokens_out=len(self.token_s),
-            queued_s=0.0,
+            queued_s=self.due_s,
             sent_s=self.sent_s,
             first_token_s=self.token_s[0] if self.token_s else None,
             last_token_s=self.token_s[-1] if self.token_s else None,
@@ -39,29 +45,71 @@ class _Sent:
         )
 
 
-def timed(
-    engine: Any, send: Callable[[list[int], SamplingParams], str], prompts: Sequence[Prompt], in_flight: int
-) -> tuple[Request, ...]:
-    """Serve ``prompts``, at most ``in_flight`` at a time; tokens that one step brings came at the same time.
+class _Timed:
+    """One measurement in the making. Tokens that one step brings came at the same time."""
 
-    ``send`` adds a request to the engine and returns its name there.
-    """
-    began = time.perf_counter()
-    due, sent, done = list(reversed(prompts)), dict[str, _Sent](), dict[str, Request]()
-    while due or sent:
-        while due and len(sent) < in_flight:
-            request = _Sent(due.pop(), time.perf_counter() - began)
-            sent[send(list(request.prompt.token_ids), _parameters(request.prompt))] = request
-        outputs = engine.step()
-        now = time.perf_counter() - began
+    def __init__(self, engine: Any, send: Send, traffic: Traffic) -> None:
+        self.engine, self.send, self.traffic = engine, send, traffic
+        # due, in order, with the tokens before it
+        self.due = [(one.due_s, at, one, list[int]()) for at, one in enumerate(traffic.prompts) if not one.after]
+        heapify(self.due)
+        self.later = {one.after: (at, one) for at, one in enumerate(traffic.prompts) if one.after}
+        self.sent: dict[str, _Sent] = {}
+        self.done: dict[str, Request] = {}
+
+    def run(self) -> None:
+        self.began = time.perf_counter()
+        while self.due or self.sent:
+            self._send_due()
+            if self.sent:
+                self._step()
+            else:
+                time.sleep(max(0.0, self.due[0][0] - self._now()))
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.began
+
+    def _send_due(self) -> None:
+        """Send what is due. Where everything is sent when it is due, what waits for a step to end waits in the engine's own
+        queue, as it would in a server's."""
+        limit = self.traffic.in_flight
+        while self.due and self.due[0][0] <= self._now() and (limit is None or len(self.sent) < limit):
+            due_s, _, prompt, before = heappop(self.due)
+            tokens = [*before, *prompt.token_ids]
+            request = _Sent(prompt, tokens, due_s, due_s if limit is None else self._now())
+            self.sent[self.send(tokens, _parameters(prompt))] = request
+
+    def _step(self) -> None:
+        outputs = self.engine.step()
+        now = self._now()
         for output in outputs:
-            if (request := sent.get(output.request_id)) is None:
+            if (request := self.sent.get(output.request_id)) is None:
                 continue
-            new = len(output.outputs[0].token_ids) - len(request.token_s)
-            request.token_s += [now] * new
+            answer = list(output.outputs[0].token_ids)
+            request.token_s += [now] * (len(answer) - len(request.token_s))
             if output.finished:
-                done[request.prompt.id] = sent.pop(output.request_id).ended(now, output)
-    return tuple(done[prompt.id] for prompt in prompts)
+                del self.sent[output.request_id]
+                self.done[request.prompt.id] = request.ended(now, output)
+                self._follow(request.prompt.id, now, request.token_ids + answer)
+
+    def _follow(self, ended: str, now: float, before: list[int]) -> None:
+        """The turn after this one is due some time from now; where this one failed, so do all that follow."""
+        if ended not in self.later:
+            return
+        at, prompt = self.later.pop(ended)
+        if not self.done[ended].error:
+            heappush(self.due, (now + prompt.due_s, at, prompt, before))
+            return
+        tokens = len(before) + len(prompt.token_ids)
+        self.done[prompt.id] = Request(prompt.id, tokens, 0, end_s=now, error="the turn before it failed")
+        self._follow(prompt.id, now, before)
+
+
+def timed(engine: Any, send: Send, traffic: Traffic) -> tuple[Request, ...]:
+    """Serve ``traffic`` and say when each token came; ``send`` adds a request to the engine and returns its name there."""
+    measured = _Timed(engine, send, traffic)
+    measured.run()
+    return tuple(measured.done[prompt.id] for prompt in traffic.prompts)
 
 
 def _parameters(prompt: Prompt) -> SamplingParams:
