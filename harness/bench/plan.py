@@ -36,7 +36,16 @@ from harness.types import BadInput
 from strategies.stack import Stack
 
 ALIKE = ("model", "engine", "gate", "calibration", "load", "hardware", "seed", "pairs")
-NOT_SPEED = ("_target_", "python", "silence_s", "allow_formats")  # options of an engine that change no time
+NOT_SPEED = (
+    "_target_",
+    "python",
+    "guidellm",
+    "key_env",
+    "retries",
+    "concurrency",
+    "silence_s",
+    "allow_formats",
+)  # change no time
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,16 @@ class Client:
     def __init__(self, url: str, key_env: str, timeout_s: float, retries: int) -> None:
         self.root = url.rstrip("/").removesuffix("/v1")
         self._key = os.environ.get(key_env) or NO_KEY
+        self._timeout_s = timeout_s
         self._api = openai.OpenAI(base_url=f"{self.root}/v1", api_key=self._key, timeout=timeout_s, max_retries=retries)
 
     def close(self) -> None:
         self._api.close()
+
+    def backend(self) -> dict[str, Any]:
+        """The same server for another client: address, patience, and the key if there is one."""
+        key = {} if self._key == NO_KEY else {"api_key": self._key}
+        return {"target": self.root, "timeout": self._timeout_s, **key}
 
     def get(self, path: str) -> str:
         """The text at ``path`` below the root. Raises Failed."""

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from harness.engines.base import CONTROL, ModelFacts, Start, Support
+from harness.engines.base import CONTROL, Demands, ModelFacts, Start, Support
 from harness.engines.hf import checkpoint
 from harness.engines.serving import ServingEngine
 from harness.engines.vllm.serving import scales
@@ -44,6 +44,7 @@ class EndpointEngine(ServingEngine):
         concurrency: requests in flight.
         timeout_s: of one try of a request.
         retries: tries after the first, after lost connections and status 408, 409, 429 and 5xx.
+        guidellm: interpreter of an environment that has GuideLLM, which sends the requests of a load; None for this one.
         silence_s: a worker that answers nothing for so long hangs, and is ended.
     """
 
@@ -59,6 +60,7 @@ class EndpointEngine(ServingEngine):
     concurrency: int = 8
     timeout_s: float = 300.0
     retries: int = 4
+    guidellm: str | None = None
     silence_s: float | None = 1800.0
 
     def __post_init__(self) -> None:
@@ -160,6 +162,15 @@ class EndpointEngine(ServingEngine):
             return Support(False, "no request makes a server lose what its device holds: start=cold or start=warm")
         return Support(True, "requests before the one that counts bring its caches into that state")
 
+    def times(self, stack: Stack, demands: Demands, loads: int) -> Support:
+        if self.guidellm is None and find_spec("guidellm") is None:
+            return Support(
+                False,
+                "GuideLLM sends the requests of a load, and is not installed: pip install 'kvgate[bench]', or name with "
+                "engine.guidellm the interpreter of an environment that has it",
+            )
+        return Support(True, "GuideLLM sends the requests, and tells when the first and the last token of each came")
+
     def serves(self, stack: Stack, shape: KVShape) -> Support:
         """Whether no setting that the server tells contradicts the strategy."""
         from harness.engines.endpoint import proof
@@ -186,11 +197,12 @@ class EndpointEngine(ServingEngine):
     @contextmanager
     def open(self, model: Mapping[str, Any], stack: Stack) -> Iterator[Any]:
         facts = self.describe(model)
+        from harness.engines.endpoint.guide import Driver
         from harness.engines.endpoint.session import EndpointSession
 
         field = self._field(stack)
-        with closing(self._client(field)) as client:
-            yield EndpointSession(facts, client, self.servers[field], self.api, self.claimed, self.concurrency)
+        with closing(self._client(field)) as client, Driver(self.guidellm) as driver:
+            yield EndpointSession(facts, client, self.servers[field], self.api, self.claimed, self.concurrency, driver)
 
 
 def _wrong(url: str) -> str:

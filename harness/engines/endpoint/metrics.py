@@ -39,6 +39,13 @@ def settings(text: str) -> dict[str, str]:
     return {name: value for name, value in sorted(labels.items()) if name not in ROOM}
 
 
+def kv_bytes_per_token(text: str) -> float | None:
+    """As allocated; None where the server does not tell both how much memory its cache has and how many tokens fit."""
+    labels = next((metric.labels for metric in parsed(text) if metric.name == CONFIG), {})
+    nbytes, tokens = (labels.get(name, "") for name in ("kv_cache_memory_bytes", "kv_cache_size_tokens"))
+    return int(nbytes) / int(tokens) if nbytes.isdecimal() and tokens.isdecimal() and int(tokens) else None
+
+
 def counters(text: str) -> Counters | None:
     """What was served from where; None where the server does not count it."""
     known = [Metric(*SAME[m.name], m.value) if m.name in SAME else m for m in parsed(text)]

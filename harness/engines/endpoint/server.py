@@ -21,6 +21,7 @@ class Server:
     version: str = ""
     max_tokens: int | None = None
     cache: Mapping[str, str] = field(default_factory=dict)  # how its cache was set up; empty where it does not tell
+    kv_bytes_per_token: float | None = None  # as it has allocated them, where it tells
 
     @property
     def is_vllm(self) -> bool:
@@ -40,15 +41,16 @@ def read(client: Client, model: str | None) -> Server:
     name = next(iter(models)) if model is None else model
     if name not in models:
         raise ValueError(f"must be a model that is served, {', '.join(models) or 'none'}, got {name}")
-    cache: dict[str, str] = {}
+    told = ""
     with suppress(Failed):
-        cache = metrics.settings(client.get("/metrics"))
+        told = client.get("/metrics")
     return Server(
         model=name,
         owner=str(models[name].get("owned_by") or ""),
         version=_version(client),
         max_tokens=models[name].get("max_model_len"),
-        cache=cache,
+        cache=metrics.settings(told),
+        kv_bytes_per_token=metrics.kv_bytes_per_token(told),
     )
 
 

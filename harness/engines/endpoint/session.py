@@ -11,14 +11,27 @@ from typing import Any
 from uuid import uuid4
 
 from harness.engines import serving, thinned
-from harness.engines.base import CONTROL, Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start, chance
-from harness.engines.endpoint import metrics, prompts, proof
+from harness.engines.base import (
+    CONTROL,
+    Answer,
+    Ask,
+    Compress,
+    ModelFacts,
+    Prefill,
+    Row,
+    Session,
+    Start,
+    Traffic,
+    chance,
+)
+from harness.engines.endpoint import guide, metrics, prompts, proof
 from harness.engines.endpoint.client import Client, Completion, Failed
 from harness.engines.endpoint.prompts import PROBE, Prompt
 from harness.engines.endpoint.server import Server
 from harness.engines.hf.tokenizer import PromptTokenizer
 from harness.engines.vllm.counters import Counters
-from harness.types import BadInput, Evidence, Memory, Response, Sample, digest, until
+from harness.types import BadInput, Evidence, LoadMemory, Memory, Response, Sample, Served, digest, until
+from harness.types import Request as TimedRequest
 from strategies.stack import Stack
 
 
@@ -49,13 +62,22 @@ class EndpointSession(Session):
         api: ``completions`` or ``chat``.
         claimed: Whether the user's word stands for what nothing shows.
         together: Requests in flight.
+        driver: Sends the requests of a load.
     """
 
     def __init__(
-        self, facts: ModelFacts, client: Client, server: Server, api: str, claimed: bool, together: int
+        self,
+        facts: ModelFacts,
+        client: Client,
+        server: Server,
+        api: str,
+        claimed: bool,
+        together: int,
+        driver: guide.Driver,
     ) -> None:
         assert isinstance(facts.tokenizer, PromptTokenizer)
         self.about, self.client, self.server, self.claimed = facts, client, server, claimed
+        self.driver = driver
         self.tokenizer = facts.tokenizer
         self.together = together
         self._salt = uuid4().hex  # keeps apart what a server's cache holds from other runs
@@ -105,6 +127,36 @@ class EndpointSession(Session):
         for asked in one_by_one:
             request = self._request(*asked, seed)
             yield self._answer(request, self._reply(request, primed=start == "warm", alone=True))
+
+    def serve(self, stack: Stack, traffic: Traffic, *, seed: int) -> Served:
+        path, anew = prompts.PATHS["chat" if self.way == "chat" else "text"], guide.fresh(traffic)
+        backend = {**self.client.backend(), "model": self.server.model, "request_format": f"/v1{path}"}
+        guide.serve(self.driver, backend, Traffic(anew.prime, in_flight=1), self.tokenizer)
+        before = self._counters()
+        requests = guide.serve(self.driver, backend, anew, self.tokenizer)
+        after = self._counters()
+        if all(request.error for request in requests):
+            raise RuntimeError(f"no request came through, the first: {requests[0].error}")
+        done = [request for request in requests if not request.error]
+        tells = all(request.cached_tokens is not None for request in done)
+        cached = sum(request.cached_tokens or 0 for request in done) if tells else None
+        counted = after - before if before and after else None
+        seen = proof.Seen(sum(request.tokens_in for request in done), cached, counted)
+        facts = {
+            "prompt_tokens": float(seen.prompt_tokens),
+            **({} if cached is None else {"hit_tokens": float(cached)}),
+        }
+        return Served(
+            requests, proof.evidence(stack, self.server, seen, self.claimed, facts), self._load_memory(stack, requests)
+        )
+
+    def _load_memory(self, stack: Stack, requests: Sequence[TimedRequest]) -> LoadMemory:
+        """By formula, but for a token's bytes where the server tells what it has allocated."""
+        held, shape = self._held(stack), self.about.shape
+        formula = sum(held.formula_bytes(request.tokens_in, shape) for request in requests)
+        whole = sum(held.formula_bytes(request.tokens_in + request.tokens_out, shape) for request in requests)
+        tokens = sum(request.tokens_in + request.tokens_out for request in requests)
+        return LoadMemory(formula, formula, self.server.kv_bytes_per_token or whole / tokens, None)
 
     def _at_once(self, requests: Iterable[_Request]) -> Iterator[Answer]:
         pool = ThreadPoolExecutor(self.together)

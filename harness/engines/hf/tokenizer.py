@@ -55,6 +55,11 @@ class PromptTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
+    @property
+    def folder(self) -> str:
+        """Where its files are."""
+        return str(self._tokenizer.name_or_path)
+
     def decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
