@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 from harness.engines.base import Answer, Ask, Row
 from harness.engines.hf.attention import DECODE, PREFILL, attention, decode_attention, prefill_attention
 from harness.engines.hf.engine import HFEngine
+from harness.engines.hf.joint import Bucket
 from harness.engines.hf.prefill import prefill
 from harness.engines.hf.session import HFSession
 from harness.engines.hf.tokenizer import PromptTokenizer
@@ -123,6 +124,21 @@ def test_the_order_of_rows_changes_nothing(session: HFSession) -> None:
     one = sample(1)
     forward, backward = run(session, one, STACKS), run(session, one, [FULL, *STACKS[:0:-1]])
     assert {name: tokens(a) for name, a in forward.items()} == {name: tokens(a) for name, a in backward.items()}
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "whole"),
+    [([0, 1, 2], None, True), ([0, 1], None, False), ([2, 0, 1], None, False), ([0, 1, 2], [1, 0, 1], False)],
+)
+def test_rows_that_are_the_batch_are_not_copied(rows: list[int], heads: list[int] | None, whole: bool) -> None:
+    batch, nothing = torch.randn(3, 2, 4, 5), torch.empty(len(rows), 1 if heads else 2, 4, 5)
+    bucket = Bucket(torch.tensor(rows), heads and torch.tensor(heads), nothing, nothing, 0, [])
+    mine = bucket.own(batch)
+    picked = [batch[row] if heads is None else batch[row, heads[at]][None] for at, row in enumerate(rows)]
+    assert torch.equal(mine, torch.stack(picked))
+    assert (mine is batch) == whole == bucket.whole(3)
+    bucket.rows = torch.tensor([1, 0, 2][: len(rows)])  # they are numbered anew
+    assert not bucket.whole(3)
 
 
 @pytest.mark.parametrize("compress", ["prompt", "context"])

@@ -52,8 +52,23 @@ class Bucket:
         self.length = length
         self.groups = groups
 
+    @property
+    def rows(self) -> Tensor:
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: Tensor) -> None:
+        self._rows = rows
+        self._in_order = rows.tolist() == list(range(len(rows)))  # asked here, since a decode step must not wait for it
+
+    def whole(self, batch: int) -> bool:
+        """Whether this bucket is a batch of so many rows as it is: nothing then needs to be picked out of it or put back."""
+        return self.heads is None and self._in_order and len(self._rows) == batch
+
     def own(self, x: Tensor) -> Tensor:
         """This bucket's part ``[R, h, ...]`` of a tensor ``[B, H, ...]``."""
+        if self.whole(len(x)):
+            return x
         return x[self.rows] if self.heads is None else x[self.rows, self.heads][:, None]
 
     def put(self, out: Tensor, part: Tensor) -> None:
@@ -204,7 +219,8 @@ class JointLayer(CacheLayerMixin):
             self.watch.saw(query[self.watch.row], keys[0], scaling)
         if len(self.buckets) == 1 and self.buckets[0].heads is None:  # its rows are the batch, in some order
             bucket = self.buckets[0]
-            out = bucket.attend(bucket.own(grouped), scaling, self.window, expand)[bucket.rows.argsort()]
+            out = bucket.attend(bucket.own(grouped), scaling, self.window, expand)
+            out = out if bucket.whole(len(out)) else out[bucket.rows.argsort()]
         else:
             parts = [bucket.attend(bucket.own(grouped), scaling, self.window, expand) for bucket in self.buckets]
             out = query.new_empty(*grouped.shape[:4], parts[0].shape[-1])
