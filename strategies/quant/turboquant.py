@@ -47,9 +47,11 @@ def hadamard(x: Tensor) -> Tensor:
     """
     dim, span = x.shape[-1], 1
     while span < dim:
-        left, right = x.unflatten(-1, (-1, 2, span)).unbind(-2)
-        x = torch.stack([left + right, left - right], dim=-2).flatten(-3)
-        span *= 2
+        pairs = x.unflatten(-1, (-1, 2, span))
+        (left, right), out = pairs.unbind(-2), torch.empty_like(pairs)
+        torch.add(left, right, out=out[..., 0, :])
+        torch.sub(left, right, out=out[..., 1, :])
+        x, span = out.flatten(-3), 2 * span
     return x / math.sqrt(dim)
 
 
