@@ -92,6 +92,7 @@ PINNED = 2  # times what is asked for: torch rounds page-locked memory up to a p
 PASSING = 6  # float32 copies of one layer's keys or values that are there while a format packs them
 
 
+OUT_OF_TIME = "out of time"
 LEAST_BYTES = 20 * 2**30  # of the device: 16 for the weights
 
 
@@ -460,9 +461,11 @@ def prefilled(bench: Bench, record: Record, asks: Asks, context: int) -> tuple[P
     plain = Asks(0, frozenset())
     if reason := bench.unfit(FULL, context, 1):
         return f"its prompt {reason}"
-    expected = bench.expected_s(asks, context) + bench.expected_s(plain, context)
-    if expected > bench.clock.left_s:
-        return f"its prefill may take {expected:.0f} s, {max(0.0, bench.clock.left_s):.0f} s were left"
+    expected, left = bench.expected_s(asks, context) + bench.expected_s(plain, context), bench.clock.left_s
+    if left < 0:
+        return OUT_OF_TIME
+    if expected > left:
+        return f"its prefill may take {expected:.1f} s, {left:.1f} s were left"
     times: list[tuple[float, float]] = []
     prompt: Prefilled | None = None
 
@@ -496,7 +499,7 @@ def cell(bench: Bench, prompt: Prefilled, stack: Stack, rows: int, prefill_s: fl
     if reason := bench.unfit(stack, prompt.tokens, rows):
         return {"state": "not_run", "reason": reason}
     if bench.clock.left_s < 0:
-        return {"state": "not_run", "reason": "out of time"}
+        return {"state": "not_run", "reason": OUT_OF_TIME}
     without = bench.unfit(FULL, prompt.tokens, rows)
     found = attempt(lambda: measured(bench, prompt, stack, rows, prefill_s, exact_s, alone=without is not None))
     release()

@@ -20,7 +20,7 @@ def rates(dtype: torch.dtype) -> dict[str, float]:
     square = torch.ones(side, side, dtype=dtype, device=device)
     found = {
         "memory_bytes_s": max(memory(dtype).values()),
-        "matmul_flop_s": 2 * side**3 / best(lambda: square @ square),
+        "matmul_flop_s": 2 * side**3 / _best(lambda: square @ square),
     }
     return found | (_copies() if device == "cuda" else {})
 
@@ -33,8 +33,8 @@ def memory(dtype: torch.dtype) -> dict[str, float]:
     matrix = torch.ones(MOVED[device] // dtype.itemsize // columns, columns, dtype=dtype, device=device)
     vector, other = torch.ones(columns, dtype=dtype, device=device), torch.empty_like(matrix)
     return {
-        "matvec_bytes_s": matrix.nbytes / best(lambda: matrix @ vector),
-        "copy_bytes_s": 2 * matrix.nbytes / best(lambda: other.copy_(matrix)),
+        "matvec_bytes_s": matrix.nbytes / _best(lambda: matrix @ vector),
+        "copy_bytes_s": 2 * matrix.nbytes / _best(lambda: other.copy_(matrix)),
     }
 
 
@@ -47,12 +47,12 @@ def _copies() -> dict[str, float]:
     for size, nbytes in BLOCKS.items():
         host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         there = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-        found[f"to_device_{size}_bytes_s"] = nbytes / best(lambda: there.copy_(host))  # noqa: B023
-        found[f"from_device_{size}_bytes_s"] = nbytes / best(lambda: host.copy_(there))  # noqa: B023
+        found[f"to_device_{size}_bytes_s"] = nbytes / _best(lambda: there.copy_(host))  # noqa: B023
+        found[f"from_device_{size}_bytes_s"] = nbytes / _best(lambda: host.copy_(there))  # noqa: B023
     return found
 
 
-def best(work: Callable[[], object]) -> float:
+def _best(work: Callable[[], object]) -> float:
     """Seconds of the fastest of several tries, after one that does not count."""
     times = []
     for _ in range(TRIES + 1):
