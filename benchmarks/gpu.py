@@ -668,8 +668,8 @@ def asked(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = asked()
-    if options.dry:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch has looked
+    if options.dry and torch.cuda.is_available():  # torch has looked already, so begin anew where it finds none
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     clock, scale = Clock(options.minutes), TINY if options.dry else LLAMA_8B
     bench = started(scale, clock)
     if options.profile:
