@@ -20,7 +20,9 @@ from harness.types import Decision, Measurement, Request, Served, canonical, dig
 SCHEMA = "kvgate.payoff/2"
 GIB = 2**30
 TAIL_VALUES = 100  # below so many values the 99th percentile is but the largest, and not told
-FORMULA_SLACK = 0.01  # stored bytes farther from the formula are told
+FORMULA_SLACK = 0.01  # stored bytes farther from the formula are told,
+CAPACITY_SLACK = 0.05  # so is a capacity farther from it,
+PEAK_SLACK = 0.1  # and a peak farther from the baseline's with its store exchanged
 
 Trials = Mapping[str, Served]
 
@@ -75,6 +77,8 @@ def judge(store: ResultStore, manifest: Mapping[str, Any], payoff: Payoff) -> di
     """The content of payoff.json."""
     points, notes = manifest["points"], list(manifest["notes"])
     seen = [_seen(store, point) for point in points]
+    for at in seen:
+        notes += _notes(points[0]["arms"][0]["strategy"], at[0].full) + _reused(at[0].full)
     settings = [[at[number] for at in seen] for number in range(len(points[0]["arms"]) - 2)]
     judged = [_candidate(store, manifest, payoff, setting, notes) for setting in settings]
     notes += _loaded_notes(store, manifest)
@@ -129,7 +133,9 @@ def _candidate(
             if not metric.curve
         ]
         decision, _ = judge_setting(mine, idle=_idle(one.mine))
-        notes += _notes(arm["strategy"], one)
+        notes += _notes(arm["strategy"], one.mine, one.failures)
+        allocated = "kv_bytes_per_token" in store.load(one.arm["address"]).loaded()
+        notes += [f"{arm['strategy']}: {_at(point, told)}" for told in _surprises(one, point["load"], allocated)]
         verdicts += [replace(verdict, reason=_at(point, verdict.reason)) for verdict in mine]
         at.append(
             {
@@ -239,17 +245,48 @@ def _idle(mine: Trials) -> str:
     return f"{first.layer} did not act: {first.why}" if first else ""
 
 
-def _notes(strategy: str, seen: _Seen) -> list[str]:
-    notes = [f"{strategy}: a measurement failed: {error}" for error in seen.failures]
-    lost = [request.error for served in seen.mine.values() for request in served.requests if request.error]
+def _notes(strategy: str, mine: Trials, failures: Sequence[str] = ()) -> list[str]:
+    notes = [f"{strategy}: a measurement failed: {error}" for error in failures]
+    lost = [request.error for served in mine.values() for request in served.requests if request.error]
     if lost:
         notes.append(f"{strategy}: {len(lost)} requests failed, such as: {lost[0]}")
-    memory = next((served.memory for served in seen.mine.values()), None)
+    memory = next((served.memory for served in mine.values()), None)
     if memory and abs(memory.stored_bytes / memory.formula_bytes - 1) > FORMULA_SLACK:
         notes.append(
             f"{strategy}: {memory.stored_bytes:,} bytes are stored where the formula says {memory.formula_bytes:,}"
         )
     return notes
+
+
+def _surprises(seen: _Seen, load: Mapping[str, Any], allocated: bool) -> list[str]:
+    """Where memory is not what the layers' own formulas lead to expect. ``allocated``: the engine has a pool, and tells what of it
+    a token takes; what it holds is then no part of a peak."""
+    if not seen.trials:
+        return []
+    full, mine = (arm[seen.trials[-1]] for arm in (seen.full, seen.mine))
+    if allocated:
+        ratio = full.memory.kv_bytes_per_token / mine.memory.kv_bytes_per_token
+        formula = full.memory.formula_bytes / mine.memory.formula_bytes
+        off = ratio / formula - 1
+        says = f"{ratio:.3g} times as many tokens fit, and {formula:.3g} times by formula"
+        return [says] if abs(off) > CAPACITY_SLACK else []
+    if not full.memory.peak_bytes or not mine.memory.peak_bytes:
+        return []
+    share = min(load.get("in_flight") or len(mine.requests), len(mine.requests)) / len(mine.requests)
+    expected = full.memory.peak_bytes + share * (mine.memory.stored_bytes - full.memory.stored_bytes)
+    over = mine.memory.peak_bytes / expected - 1
+    says = f"its peak is {abs(over):.0%} {'above' if over > 0 else 'below'} the baseline's with the store exchanged"
+    return [says] if abs(over) > PEAK_SLACK else []
+
+
+def _reused(full: Trials) -> list[str]:
+    """Whether the baseline, which reuses nothing, found something to reuse."""
+    share = metrics.cached_share([request for served in full.values() for request in served.requests])
+    return (
+        [f"the baseline reused {share:.0%} of its prompts: its prefix cache is on, so this is no gain of reuse"]
+        if share
+        else []
+    )
 
 
 def _loaded_notes(store: ResultStore, manifest: Mapping[str, Any]) -> list[str]:
@@ -357,7 +394,7 @@ def _price(tokens_s: float | None, price_hour: float | None) -> float | None:
     return price_hour / 3600 / tokens_s * 1e6 if tokens_s and price_hour else None
 
 
-def quality(root: Path, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, str] | None:
+def quality(root: Path, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the newest run of this results folder decided of the same layers on the same weights; the same engine's first."""
     found = []
     for file in (root / "runs").glob("*/run.json"):
@@ -374,10 +411,22 @@ def quality(root: Path, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -
         for entry in verdict["strategies"]:
             if entry["name"] in names:
                 same = run["engine"]["name"] == manifest["engine"]["name"]
-                told = {
-                    "decision": Decision(entry["decision"]).value,
-                    "run": run["name"],
-                    "engine": run["engine"]["name"],
-                }
-                found.append((same, run["created"], told))
+                found.append((same, run["created"], _quality(run, verdict, entry)))
     return max(found, key=lambda one: one[:2])[2] if found else None
+
+
+def _quality(run: Mapping[str, Any], verdict: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The decision on a setting, its worst difference of score, and how long its answers were where they ended by themselves."""
+    cells = [cell for cell in verdict["cells"] if cell["strategy"] == entry["name"]]
+    judged = [cell for cell in cells if cell.get("delta") is not None]
+    worst = min(judged, key=lambda cell: float(cell["delta"]), default={"task": None, "delta": None})
+    lengths = [(cell.get("output_tokens"), cell.get("output_tokens_baseline")) for cell in judged]
+    mine, full = (sum(one or 0 for one in side) for side in zip(*lengths, strict=True)) if lengths else (0, 0)
+    return {
+        "decision": Decision(entry["decision"]).value,
+        "run": run["name"],
+        "engine": run["engine"]["name"],
+        "task": worst["task"],
+        "delta": worst["delta"],
+        "answer_length": mine / full if mine and full else None,
+    }

@@ -13,12 +13,18 @@ from harness.report.files import write_atomic
 from harness.report.format import MINUS, MISSING, count, general, missing, percent, plain, size
 from harness.report.html import template
 from harness.report.markdown import bullets, escape, table_grid
+from harness.report.plots import curves, pareto
+from harness.report.plots.theme import Plot
 from harness.report.tables import DECISION, Table
 from harness.report.terminal import safe_line, table_text
 
 ROOFLINE_NOTE = (
     "What must move and run at the least, over the rates of hardware: a lower limit. Beside it the fastest prefill and the "
     "median decode step, of a batch in which other prompts may be prefilled meanwhile."
+)
+DECISIONS_NOTE = (
+    "Payoff and quality are two gates. A setting is worth it when both say GO. Answer length: tokens of answers that ended by "
+    "themselves in that run, over the baseline's. Here all answers have the length that the load says."
 )
 UNSHOWN = ("Latencies in ms", "Memory")  # in a terminal
 WIDTH = 100  # of lines of prose in a terminal
@@ -42,11 +48,14 @@ class BenchPage:
     notes: tuple[str, ...]
     scope: tuple[str, ...]
     command: str
+    plots: tuple[Plot, ...]
 
 
 def write(folder: Path, verdict: Mapping[str, Any]) -> Path:
     """Write bench.html and bench.md into ``folder``; returns the HTML page."""
     page = build(verdict)
+    for plot in page.plots:
+        write_atomic(folder / "plots" / plot.file, plot.png)
     write_atomic(folder / "bench.md", markdown(page).encode())
     return write_atomic(
         folder / "bench.html", template("bench.html.j2").render(page=page, decision_column=DECISION).encode()
@@ -64,7 +73,7 @@ def build(verdict: Mapping[str, Any]) -> BenchPage:
         tables=tuple(
             (table, note)
             for table, note in (
-                (_decisions(verdict), "Payoff and quality are two gates. A setting is worth it when both say GO."),
+                (_decisions(verdict), DECISIONS_NOTE),
                 _equal(verdict, "load", "Equal load: the same requests, each setting alone"),
                 _equal(verdict, "memory", "Equal memory: the same bytes for keys and values"),
                 _equal_slo(verdict),
@@ -92,6 +101,7 @@ def build(verdict: Mapping[str, Any]) -> BenchPage:
             f"What was measured at equal SLO: {_slo(verdict)}.",
         ),
         command=verdict["command"],
+        plots=tuple(plot for plot in (curves.draw(verdict), pareto.draw(verdict)) if plot),
     )
 
 
@@ -121,13 +131,14 @@ def _decisions(verdict: Mapping[str, Any]) -> Table:
             *_at(verdict, [f"{point['label']} {at['decision']}" for point, at in _pointed(verdict, one)]),
             _quality(one["quality"]),
             one["describe"],
+            _answer_length(one["quality"]),
             count(min(at["pairs"] for at in one["points"])),
             plain(max(at["look"] for at in one["points"])),
         )
         for one in verdict["candidates"]
     )
-    columns = ("strategy", DECISION, *_at(verdict, ["by load"]), "quality", "layers", "pairs", "look")
-    return Table("Payoff", columns, rows, words=len(columns) - 2)
+    columns = ("strategy", DECISION, *_at(verdict, ["by load"]), "quality", "layers", "answer length", "pairs", "look")
+    return Table("Payoff", columns, rows, words=len(columns) - 3)
 
 
 def _at(verdict: Mapping[str, Any], words: Sequence[str]) -> list[str]:
@@ -155,8 +166,13 @@ def _everyone(verdict: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Mapping
     return _found(verdict, [verdict["baseline"], *verdict["candidates"]])
 
 
-def _quality(quality: Mapping[str, str] | None) -> str:
+def _quality(quality: Mapping[str, Any] | None) -> str:
     return f"{quality['decision']} ({quality['run']}, {quality['engine']})" if quality else "not judged here"
+
+
+def _answer_length(quality: Mapping[str, Any] | None) -> str:
+    """Of answers that ended by themselves, to the baseline's of the same samples."""
+    return f"{quality['answer_length']:.2f}" if quality and quality["answer_length"] else MISSING
 
 
 def _equal(verdict: Mapping[str, Any], equal: str, title: str) -> tuple[Table, str]:
@@ -301,6 +317,8 @@ def markdown(page: BenchPage) -> str:
     blocks += [f"> **Note:** {escape(note)}" for note in page.notes]
     for table, note in page.tables:
         blocks += [f"## {table.title}", table_grid(table), *([escape(note)] if note else [])]
+    for plot in page.plots:
+        blocks += [f"## {plot.title}", f"![{escape(plot.alt)}](plots/{plot.file})", escape(plot.caption)]
     blocks += ["## Why", bullets(page.reasons), "## What this claims, and what it does not", bullets(page.scope)]
     blocks += ["## How to reproduce", f"    {escape(page.command)}"]
     return "\n\n".join(blocks) + "\n"

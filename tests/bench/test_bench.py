@@ -249,7 +249,10 @@ def test_names_and_reasons_are_shown_and_never_interpreted(bench: Bench) -> None
     reports.write(bench.results, verdict)
     assert "<script>" not in (bench.results / "bench.html").read_text()
     assert "<script>" not in reports.markdown(page) and r"\|" in reports.markdown(page)
-    assert "not judged here" in reports.text(verdict)
+    assert {plot.file for plot in page.plots} == {"curves.png", "pareto.png"}
+    for one in verdict["candidates"]:
+        one["quality"] = None
+    assert "not judged here" in reports.text(verdict) and len(reports.build(verdict).plots) == 1
 
 
 def _verdict(name: str) -> dict[str, Any]:
@@ -267,7 +270,8 @@ def _verdict(name: str) -> dict[str, Any]:
         "usd_per_million_tokens": None,
     }
     judged = {"decision": "GO", "pairs": 5, "look": 1, "metrics": dict.fromkeys(reports.METRICS, metric)}
-    mine = {"strategy": name, "decision": "GO", "reasons": [name], "quality": None, "describe": name}
+    quality = {"decision": "GO", "run": name, "engine": "hf", "task": name, "delta": -0.01, "answer_length": 1.5}
+    mine = {"strategy": name, "decision": "GO", "reasons": [name], "quality": quality, "describe": name}
     return {
         "name": name,
         "created": "now",
@@ -276,7 +280,7 @@ def _verdict(name: str) -> dict[str, Any]:
         "engine": {"name": "hf", "cpu": name, "device": "cpu"},
         "machine": {"cores": 2},
         "load": {"name": name, "option": name},
-        "points": [{"label": name, "value": 1, "describe": name}] * 2,
+        "points": [{"label": name, "value": at, "describe": name} for at in (1, 2)],
         "pairs": 5,
         "payoff": {"wanted": {}, "slo": {"share": 0.9}},
         "baseline": {"strategy": "full", "points": [facts] * 2},

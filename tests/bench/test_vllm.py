@@ -26,9 +26,11 @@ class Stepper:
 
     def __init__(self, cut: str = "") -> None:
         self.cut, self.there, self.most = cut, dict[str, int](), 0
+        self.sent = list[list[int]]()
 
     def send(self, tokens: list[int], parameters: Any) -> str:
         assert parameters.ignore_eos and parameters.max_tokens == 2
+        self.sent.append(tokens)
         name = str(len(self.there) + 1 + 10 * self.most)
         self.there[name] = 0
         self.most = max(self.most, len(self.there))
@@ -67,6 +69,68 @@ def test_an_answer_that_is_cut_short_is_no_success() -> None:
     first, *others = timed(engine, engine.send, Traffic(PROMPTS, 3))
     assert first.error == "ended with abort after 1 of 2 tokens"
     assert not any(request.error for request in others)
+
+
+@installed
+def test_requests_are_sent_when_they_are_due_and_wait_in_the_engine_s_own_queue() -> None:
+    from harness.engines.vllm.timing import timed
+
+    engine = Stepper()
+    prompts = [Prompt("a", (1,), 2), Prompt("b", (2,), 2, 0.05), Prompt("c", (3,), 2, 0.2)]
+    requests = timed(engine, engine.send, Traffic(prompts, None))
+    assert [request.queued_s for request in requests] == [request.sent_s for request in requests] == [0.0, 0.05, 0.2]
+    assert all(request.first_token_s >= request.sent_s for request in requests)  # type: ignore[operator]
+    assert requests[2].end_s < 2.0  # type: ignore[operator]
+
+
+@installed
+def test_a_turn_follows_the_answer_before_it_some_time_later() -> None:
+    from harness.engines.vllm.timing import timed
+
+    engine = Stepper()
+    prompts = [Prompt("a", (1, 2), 2), Prompt("b", (3,), 2, 0.1, "a"), Prompt("c", (4,), 2, 0.0, "b")]
+    first, second, third = timed(engine, engine.send, Traffic(prompts, 1))
+    assert engine.sent == [[1, 2], [1, 2, 7, 7, 3], [1, 2, 7, 7, 3, 7, 7, 4]]
+    assert [first.tokens_in, second.tokens_in, third.tokens_in] == [2, 5, 8]
+    assert second.sent_s >= second.queued_s == pytest.approx(first.end_s + 0.1)  # type: ignore[operator]
+
+
+@installed
+def test_after_a_turn_that_failed_all_that_follow_have_failed() -> None:
+    from harness.engines.vllm.timing import timed
+
+    engine = Stepper(cut="1")
+    prompts = [
+        Prompt("a", (1,), 2),
+        Prompt("b", (3,), 2, 0.0, "a"),
+        Prompt("c", (4,), 2, 0.0, "b"),
+        Prompt("d", (5,), 2),
+    ]
+    requests = timed(engine, engine.send, Traffic(prompts, 1))
+    assert [bool(request.error) for request in requests] == [True, True, True, False]
+    assert [request.error for request in requests[1:3]] == ["the turn before it failed"] * 2
+
+
+@installed
+@pytest.mark.slow
+def test_conversations_are_served_with_reuse_and_without(tmp_path: Path) -> None:
+    words = ["engine=vllm", "engine.kv_gib=0.25", "engine.threads=1", "engine.max_tokens=512", "load=conversations"]
+    words += [
+        "load.conversations=2",
+        "load.turns=2",
+        "load.first_tokens=200",
+        "load.turn_tokens=20",
+        "load.output_tokens=8",
+    ]
+    command = [sys.executable, "-m", "harness.cli", "bench", "strategy=prefix_reuse", *words]
+    said = subprocess.run([*command, f"results_dir={tmp_path}", "name=b"], text=True, capture_output=True, timeout=900)
+    assert said.returncode == 0, said.stderr[-4000:]
+    verdict = json.loads((tmp_path / "runs/b/payoff.json").read_text())
+    (mine,), (full,) = verdict["candidates"][0]["points"], verdict["baseline"]["points"]
+    assert mine["failed"] == full["failed"] == 0 and verdict["candidates"][0]["decision"] == "MEASURED"
+    assert full["cached_share"] == 0 and mine["cached_share"] == pytest.approx(
+        128 / (200 + 228)
+    )  # a block of 128, once
 
 
 def test_engines_that_share_a_gpu_must_say_what_each_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,10 @@ class Late(Exception):
     """Requests were sent later than they were due; the message says by how much."""
 
 
+class Lost(Exception):
+    """Requests were never heard of again; the message says how many. It is GuideLLM that lost them."""
+
+
 class Driver:
     """A process that runs GuideLLM, from its first use on.
 
@@ -109,7 +113,7 @@ def serve(
 ) -> tuple[Request, ...]:
     """Send ``traffic`` and say what was seen of each request. ``backend`` is GuideLLM's, of kind ``openai_http``.
 
-    Raises Late, and RuntimeError where nothing could be sent.
+    Raises Late, Lost, and RuntimeError where nothing could be sent.
     """
     if not traffic.prompts:
         return ()
@@ -123,7 +127,10 @@ def serve(
         count = len(traffic.prompts) + len(lines) - len(rows)
         seen = driver.ask(_spec(backend, traffic, data, count, tokenizer.folder))
     by_turn = {(one["row"], one["turn"]): one for one in seen}
-    found = {prompt.id: by_turn.get((name, turn)) for name, turns in rows.items() for turn, prompt in enumerate(turns)}
+    places = {prompt.id: (name, turn) for name, turns in rows.items() for turn, prompt in enumerate(turns)}
+    found = {name: by_turn[place] for name, place in places.items() if place in by_turn}
+    if lost := len(places) - len(found):
+        raise Lost(f"GuideLLM tells nothing of {lost} of {len(places)} requests")
     requests = _requests(traffic, found)
     if traffic.in_flight is None:
         _check_late(requests)
@@ -177,9 +184,9 @@ def _spec(backend: Mapping[str, Any], traffic: Traffic, data: Path, requests: in
     }
 
 
-def _requests(traffic: Traffic, seen: Mapping[str, Mapping[str, Any] | None]) -> tuple[Request, ...]:
+def _requests(traffic: Traffic, seen: Mapping[str, Mapping[str, Any]]) -> tuple[Request, ...]:
     """On a clock that starts with the load: when the first is due, or, in a closed loop, when the first is sent."""
-    told = [(prompt, one) for prompt in traffic.prompts if (one := seen[prompt.id])]
+    told = [(prompt, seen[prompt.id]) for prompt in traffic.prompts]
     if open_loop := traffic.in_flight is None:
         starts = [one["targeted_start"] - prompt.due_s for prompt, one in told if one["targeted_start"]]
     else:
@@ -188,10 +195,8 @@ def _requests(traffic: Traffic, seen: Mapping[str, Mapping[str, Any] | None]) ->
     return tuple(request(prompt, seen[prompt.id], began, open_loop=open_loop) for prompt in traffic.prompts)
 
 
-def request(prompt: Prompt, one: Mapping[str, Any] | None, began: float, *, open_loop: bool) -> Request:
-    """What GuideLLM saw of one request, ``began`` seconds being 0; None: nothing."""
-    if one is None:
-        return Request(prompt.id, len(prompt.token_ids), 0, error="it was not sent")
+def request(prompt: Prompt, one: Mapping[str, Any], began: float, *, open_loop: bool) -> Request:
+    """What GuideLLM saw of one request, on a clock that began then."""
 
     def at(name: str) -> float | None:
         return None if one[name] is None else one[name] - began

@@ -129,6 +129,12 @@ class EndpointSession(Session):
             yield self._answer(request, self._reply(request, primed=start == "warm", alone=True))
 
     def serve(self, stack: Stack, traffic: Traffic, *, seed: int) -> Served:
+        try:
+            return self._served(stack, traffic)
+        except guide.Lost:  # seen once in some hundred measurements
+            return self._served(stack, traffic)
+
+    def _served(self, stack: Stack, traffic: Traffic) -> Served:
         path, anew = prompts.PATHS["chat" if self.way == "chat" else "text"], guide.fresh(traffic)
         backend = {**self.client.backend(), "model": self.server.model, "request_format": f"/v1{path}"}
         guide.serve(self.driver, backend, Traffic(anew.prime, in_flight=1), self.tokenizer)

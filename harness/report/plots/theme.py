@@ -36,6 +36,16 @@ MARKER = {
     Decision.MEASURED: "P",
 }
 
+LINES = [  # of settings that stand side by side: each its own hue, mark and dash
+    {"color": "#0072b2", "marker": "s", "linestyle": "-"},
+    {"color": "#d55e00", "marker": "^", "linestyle": "-"},
+    {"color": "#009e73", "marker": "D", "linestyle": "-"},
+    {"color": "#cc79a7", "marker": "v", "linestyle": "-"},
+    {"color": "#e69f00", "marker": "P", "linestyle": "-."},
+    {"color": "#56b4e9", "marker": "X", "linestyle": "-."},
+    {"color": "#1b1f24", "marker": "*", "linestyle": ":"},
+]
+
 STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
