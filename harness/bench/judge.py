@@ -259,8 +259,8 @@ def _notes(strategy: str, mine: Trials, failures: Sequence[str] = ()) -> list[st
 
 
 def _surprises(seen: _Seen, load: Mapping[str, Any], allocated: bool) -> list[str]:
-    """Where memory is not what the layers' own formulas lead to expect. ``allocated``: the engine has a pool, and tells what of it
-    a token takes; what it holds is then no part of a peak."""
+    """Where memory is not what the layers' own formulas lead to expect. ``allocated``: the engine has a pool and tells what of
+    it a token takes; what it holds is then no part of a peak."""
     if not seen.trials:
         return []
     full, mine = (arm[seen.trials[-1]] for arm in (seen.full, seen.mine))

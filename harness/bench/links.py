@@ -11,16 +11,18 @@ from typing import Any
 import yaml
 
 from harness import provenance
-from harness.bench import disk
+from harness.bench import disk, tiers
 from harness.engines.base import Engine
-from harness.plan import named
+from harness.make import make
+from harness.plan import described, named
 from harness.store import write_atomic
 from harness.types import BadInput, Unsupported
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """Memory and matrix rates of the device, copies between host and device where there are two, and a folder's disk.
+    """Memory and matrix rates of the device, copies between host and device where there are two, and a folder's disk; also the
+    tier of ``strategy/offload``, where one is chosen.
 
     Args:
         path: a folder on the disk that is measured.
@@ -53,7 +55,23 @@ def measure(links: Links, engine: Engine, config: Mapping[str, Any]) -> Path:
         "price_hour": config["hardware"].get("price_hour"),
         **found,
         "disk": disks,
+        **_tier(engine, config),
     }
     path = Path(config["results_dir"]).expanduser() / "hardware" / f"{config['name']}.yaml"
     write_atomic(path, yaml.safe_dump(facts, sort_keys=False))
     return path
+
+
+def _tier(engine: Engine, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Rates of the tier of ``strategy.offload``, by its name, if there is one. Raises BadInput."""
+    layers = config["strategy"].get("offload")
+    if not layers:
+        return {}
+    facts, problems = described(engine, config["model"])
+    offload = make(layers, "strategy.offload")
+    if facts is None or (problems := offload.problems(facts.shape)):
+        raise BadInput(*problems)
+    try:
+        return {offload.name: tiers.rates(offload.tier())}
+    except OSError as error:
+        raise BadInput(f"strategy.offload: {error}") from error

