@@ -59,7 +59,7 @@ class BlockPool:
     def find(self, tokens: Sequence[int], salt: str = "") -> list[int]:
         """The longest chain of full blocks that is there and begins ``tokens``."""
         found = []
-        for chain in self._chained(_root(salt), tokens):
+        for chain in chained(root(salt), tokens, self.block):
             if chain not in self._places:
                 break
             found.append(self._places[chain])
@@ -77,7 +77,7 @@ class BlockPool:
         for block in found:
             self._hold(block)
         hit = len(found) * self.block
-        table = Table(self._chains[found[-1]] if found else _root(salt), found, hit, hit_tokens=hit)
+        table = Table(self._chains[found[-1]] if found else root(salt), found, hit, hit_tokens=hit)
         self.append(table, tokens[hit:])
         return table
 
@@ -94,7 +94,9 @@ class BlockPool:
         table.blocks += [self._taken() for _ in range(more)]
         pending = [*table.tail, *tokens]
         filling = table.blocks[table.tokens // self.block :]
-        for block, chain in zip(filling, self._chained(table.chain, pending), strict=False):  # the last may stay open
+        for block, chain in zip(
+            filling, chained(table.chain, pending, self.block), strict=False
+        ):  # the last may stay open
             self._name(block, chain)
             table.chain = chain
         table.tokens, table.tail = stop, pending[len(pending) - stop % self.block :]
@@ -114,12 +116,6 @@ class BlockPool:
     def _fits(self, tokens: Sequence[int], found: Sequence[int]) -> int:
         places = len(found) + self.available - sum(block in self._idle for block in found)
         return min(len(tokens), places * self.block)
-
-    def _chained(self, chain: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
-        """The hashes of the full blocks of ``tokens`` that follow ``chain``."""
-        for stop in range(self.block, len(tokens) + 1, self.block):
-            chain = sha256(chain + array("q", tokens[stop - self.block : stop]).tobytes()).digest()
-            yield chain
 
     def _part(self, table: Table) -> Copy:
         """Give a table a last block of its own."""
@@ -155,5 +151,13 @@ class BlockPool:
             self._chains[block] = chain
 
 
-def _root(salt: str) -> bytes:
+def root(salt: str = "") -> bytes:
+    """What the chains of one salt begin with."""
     return sha256(salt.encode()).digest()
+
+
+def chained(chain: bytes, tokens: Sequence[int], block: int) -> Iterator[bytes]:
+    """The hashes of the full blocks of ``tokens`` that follow ``chain``."""
+    for stop in range(block, len(tokens) + 1, block):
+        chain = sha256(chain + array("q", tokens[stop - block : stop]).tobytes()).digest()
+        yield chain

@@ -1,0 +1,114 @@
+"""SGLang's radix tree (arXiv 2312.07104; sglang/srt/mem_cache/radix_cache.py), one request after the other.
+
+An edge holds a run of blocks (pages; of one token each by default in SGLang) and is cut where a request leaves it. Room is
+made by taking whole leaves, the least recently used first, so that more may go than was needed. A request that needs more
+room than there is is not served at all. Pages that are not full take room while their request runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """An edge and what it leads to."""
+
+    blocks: Sequence[int]
+    parent: Node | None
+    time: int
+    children: dict[int, Node] = field(default_factory=dict)  # by their first block
+
+
+class RadixTree:
+    """At most ``places`` blocks."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.used = 0
+        self._root = Node((), None, 0)
+        self._time = 0
+        self._leaves: list[tuple[int, int, Node]] = []  # a heap by time, and entries that no longer hold
+        self._offers = self._kept = 0
+
+    def use(self, chain: Sequence[int], most: int, held: int) -> int | None:
+        """How many blocks of the chain, from the first, are here; ``most`` at the most. Then all of it is.
+
+        ``held`` are the places that the request takes, ``len(chain)`` of which get full. None if there are fewer.
+        """
+        if held > self.places:
+            return None
+        self._time += 1
+        node, found = self._walk(chain[:most])
+        self._make_room(held - found)
+        end, known = self._walk(chain)  # one more block may be here than was reused: it is computed, and thrown away
+        if rest := chain[known:]:
+            end.children[rest[0]] = end = Node(rest, end, self._time)
+            self.used += len(rest)
+        self._offer(end)
+        self._offer(node)
+        return found
+
+    def _walk(self, chain: Sequence[int]) -> tuple[Node, int]:
+        """The node where the longest known beginning of a chain ends, and its length. All on the way there is used."""
+        node, depth = self._root, 0
+        while depth < len(chain) and (child := node.children.get(chain[depth])):
+            alike = _alike(child.blocks, chain, depth)
+            node = child if alike == len(child.blocks) else self._cut(child, alike)
+            node.time = self._time
+            depth += alike
+            if node is not child:
+                break
+        return node, depth
+
+    def _cut(self, child: Node, length: int) -> Node:
+        """A node in the middle of an edge."""
+        upper = Node(child.blocks[:length], child.parent, child.time)
+        assert child.parent is not None
+        child.parent.children[upper.blocks[0]] = upper
+        child.blocks, child.parent = child.blocks[length:], upper
+        upper.children[child.blocks[0]] = child
+        return upper
+
+    def _make_room(self, places: int) -> None:
+        while self.places - self.used < places:
+            _, _, leaf = entry = heapq.heappop(self._leaves)
+            if not _holds(entry):
+                continue
+            parent, leaf.parent = leaf.parent, None
+            assert parent is not None
+            del parent.children[leaf.blocks[0]]
+            self.used -= len(leaf.blocks)
+            if parent.time < self._time:  # else the request is using it
+                self._offer(parent)
+
+    def _offer(self, node: Node) -> None:
+        """If this is a leaf, it may go when it is the oldest."""
+        if node.children or node is self._root:
+            return
+        self._offers += 1
+        heapq.heappush(self._leaves, (node.time, self._offers, node))
+        if len(self._leaves) > 2 * self._kept + 1024:
+            self._leaves = [entry for entry in self._leaves if _holds(entry)]
+            heapq.heapify(self._leaves)
+            self._kept = len(self._leaves)
+
+
+def _holds(entry: tuple[int, int, Node]) -> bool:
+    """Whether this node is in the tree, a leaf, and was not used since."""
+    time, _, node = entry
+    return node.parent is not None and not node.children and node.time == time
+
+
+def _alike(edge: Sequence[int], chain: Sequence[int], depth: int) -> int:
+    """How many blocks an edge has in common with a chain from ``depth`` on; equal blocks have equal ones before them."""
+    low, high = 0, min(len(edge), len(chain) - depth)
+    while low < high:
+        middle = (low + high) // 2
+        if edge[middle] == chain[depth + middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
