@@ -9,7 +9,9 @@ counts them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+
+from harness.sizing.traces import Request
 
 Rank = tuple[int, ...]  # the lowest goes first
 
@@ -24,22 +26,19 @@ RANKS: dict[
 
 
 class BlockCache:
-    """``places`` blocks under the rule ``rule`` of ``RANKS``."""
+    """``places`` blocks of ``block`` tokens under the rule ``rule`` of ``RANKS``."""
 
-    def __init__(self, places: int, rule: str) -> None:
-        self.places = places
+    def __init__(self, places: int, block: int, rule: str) -> None:
+        self.places, self.block = places, block
         self._rank = RANKS[rule]
         self._uses: dict[int, int] = {}  # by block that is here
         self._ranks: dict[int, Rank] = {}  # the same
         self._heap: list[tuple[Rank, int]] = []  # and entries that no longer hold
         self._time = 0
 
-    def use(self, chain: Sequence[int], most: int, held: int) -> int:
-        """How many blocks of the chain, from the first, are here, ``most`` at the most. Then all of it is.
-
-        Places ``held`` besides make no difference here.
-        """
-        found = 0
+    def use(self, request: Request) -> int:
+        """How many blocks of a request's chain, from the first, are here and reused. Then all of it is here."""
+        chain, found = request.blocks, 0
         while found < len(chain) and chain[found] in self._uses:
             found += 1
         own = chain[: self.places]
@@ -56,7 +55,7 @@ class BlockCache:
         if len(self._heap) > 4 * len(self._ranks) + 1024:
             self._heap = [(rank, block) for block, rank in self._ranks.items()]
             heapq.heapify(self._heap)
-        return min(found, most)
+        return min(found, request.reusable_blocks(self.block))
 
     def _evict(self) -> None:
         while True:

@@ -7,6 +7,7 @@ batches that got full count, so that what is left of a trace does not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,11 @@ def admitted(
     """How many of ``requests``, whose blocks have ``block`` tokens, find room in ``memory_bytes``. Raises BadInput."""
     longest = _longest(requests, block)
     sizes = {"kv_bytes_per_token": kv_bytes_per_token, "format_kv_bytes_per_token": format_kv_bytes_per_token}
-    problems = [f"{name} must be a number of bytes above 0, got {size}" for name, size in sizes.items() if not size > 0]
+    problems = [
+        f"{name} must be a number of bytes above 0, got {size}"
+        for name, size in {"memory_bytes": memory_bytes, **sizes}.items()
+        if not (math.isfinite(size) and size > 0)
+    ]
     if problems:
         raise BadInput(*problems)
     pool, packed = (int(memory_bytes / size // block) for size in sizes.values())  # blocks

@@ -11,6 +11,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from harness.sizing.traces import Request
+
 
 @dataclass(eq=False, slots=True)
 class Node:
@@ -23,33 +25,39 @@ class Node:
 
 
 class RadixTree:
-    """At most ``places`` blocks."""
+    """At most ``places`` blocks of ``block`` tokens."""
 
-    def __init__(self, places: int) -> None:
-        self.places = places
+    def __init__(self, places: int, block: int) -> None:
+        self.places, self.block = places, block
         self.used = 0
         self._root = Node((), None, 0)
         self._time = 0
         self._leaves: list[tuple[int, int, Node]] = []  # a heap by time, and entries that no longer hold
         self._offers = self._kept = 0
 
-    def use(self, chain: Sequence[int], most: int, held: int) -> int | None:
-        """How many blocks of the chain, from the first, are here; ``most`` at the most. Then all of it is.
-
-        ``held`` are the places that the request takes, ``len(chain)`` of which get full. None if there are fewer.
-        """
+    def use(self, request: Request) -> int | None:
+        """How many blocks of a request's chain, from the first, are here and reused. Then all of it is here. None: not served."""
+        chain, held = request.blocks, request.held_blocks(self.block)
         if held > self.places:
             return None
         self._time += 1
-        node, found = self._walk(chain[:most])
-        self._make_room(held - found)
-        end, known = self._walk(chain)  # one more block may be here than was reused: it is computed, and thrown away
-        if rest := chain[known:]:
-            end.children[rest[0]] = end = Node(rest, end, self._time)
-            self.used += len(rest)
-        self._offer(end)
-        self._offer(node)
+        _, found = self._walk(chain[: request.reusable_blocks(self.block)])
+        prompt = request.full_blocks(self.block)
+        self._make_room(-(-request.input_tokens // self.block) - found)
+        self._insert(chain[:prompt])  # when it is prefilled: an edge of its own
+        self._make_room(held - prompt)
+        self._offer(self._insert(chain))
         return found
+
+    def _insert(self, chain: Sequence[int]) -> Node:
+        """The node at the end of a chain; what is here already, though computed once more, is kept once."""
+        end, known = self._walk(chain)
+        if known == len(chain):
+            return end
+        leaf = Node(chain[known:], end, self._time)
+        end.children[chain[known]] = leaf
+        self.used += len(leaf.blocks)
+        return leaf
 
     def _walk(self, chain: Sequence[int]) -> tuple[Node, int]:
         """The node where the longest known beginning of a chain ends, and its length. All on the way there is used."""

@@ -63,14 +63,11 @@ class Tier:
 class Cache(Protocol):
     """A cache of blocks, of one size."""
 
-    def use(self, chain: Sequence[int], most: int, held: int) -> int | None:
-        """How many blocks of ``chain``, from the first, are found, ``most`` at the most; None if the request is not served.
-
-        ``held`` are the places that the request takes while it runs, ``len(chain)`` of which get full.
-        """
+    def use(self, request: Request) -> int | None:
+        """How many blocks of a request's chain, from the first, are here and reused; None if it is not served."""
 
 
-CACHES: dict[str, Callable[[int], Cache]] = {
+CACHES: dict[str, Callable[[int, int], Cache]] = {  # of a number of places, and the tokens of each
     **{rule: partial(BlockCache, rule=rule) for rule in RANKS},
     "vllm": VllmPool,
     "radix": RadixTree,
@@ -86,11 +83,11 @@ def curve(requests: Iterable[Request], block: int, sizes_tokens: Sequence[float]
         raise BadInput(*problems)
     sizes = sorted(sizes_tokens)
     places = [int(min(size, sys.maxsize) // block) for size in sizes]
-    counter = _OnePass(places) if policy == "lru" else _EachSize(CACHES[policy], places)
+    counter = _OnePass(places) if policy == "lru" else _EachSize([CACHES[policy](size, block) for size in places])
     number = prompt_tokens = 0
     for request in requests:
         number, prompt_tokens = number + 1, prompt_tokens + request.input_tokens
-        counter.add(request, min((request.input_tokens - 1) // block, len(request.blocks)), block)
+        counter.add(request, block)
     if not number:
         raise BadInput("requests must have a request, got none")
     points = [
@@ -129,8 +126,9 @@ class _OnePass:
         )  # of this size and every larger one
         self._part_hits, self._part_shares = [0] * len(places), [0.0] * len(places)  # of this size alone
 
-    def add(self, request: Request, most: int, block: int) -> None:
+    def add(self, request: Request, block: int) -> None:
         """A block is found in caches of more places than blocks were used since."""
+        most = request.reusable_blocks(block)
         for newer, blocks in self._recency.use(request.blocks):
             blocks = min(blocks, most)
             most -= blocks
@@ -152,14 +150,13 @@ class _OnePass:
 class _EachSize:
     """Hits of a cache for each size, side by side."""
 
-    def __init__(self, cache: Callable[[int], Cache], places: Sequence[int]) -> None:
-        self._caches = [cache(size) for size in places]
-        self._hits, self._shares, self._refused = [0] * len(places), [0.0] * len(places), [0] * len(places)
+    def __init__(self, caches: Sequence[Cache]) -> None:
+        self._caches = caches
+        self._hits, self._shares, self._refused = [0] * len(caches), [0.0] * len(caches), [0] * len(caches)
 
-    def add(self, request: Request, most: int, block: int) -> None:
-        held = -(-(request.input_tokens + max(request.output_tokens, 1) - 1) // block)
+    def add(self, request: Request, block: int) -> None:
         for size, cache in enumerate(self._caches):
-            if (found := cache.use(request.blocks, most, held)) is None:
+            if (found := cache.use(request)) is None:
                 self._refused[size] += 1
             else:
                 self._hits[size] += found

@@ -37,6 +37,18 @@ class Request:
     output_tokens: int
     blocks: Sequence[int]
 
+    def full_blocks(self, block: int) -> int:
+        """Blocks that the prompt fills."""
+        return self.input_tokens // block
+
+    def reusable_blocks(self, block: int) -> int:
+        """Blocks that need not be computed if all are cached: at least one token of a prompt is."""
+        return min((self.input_tokens - 1) // block, len(self.blocks))
+
+    def held_blocks(self, block: int) -> int:
+        """Blocks that it takes in the end, the last of which may have room; an answer's last token is never computed."""
+        return -(-(self.input_tokens + max(self.output_tokens, 1) - 1) // block)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
@@ -125,7 +137,8 @@ class _Lines:
         output_tokens = fields.get(self.form.output_length, len(answer))
         blocks = self._rehashed(fields[named], input_tokens) if hashes else self._hashed(fields[named], answer)
         if self.answers:
-            missing = (input_tokens + max(output_tokens, 1) - 1) // self.block - len(blocks)
+            computed = input_tokens + max(output_tokens, 1) - 1
+            missing = computed // self.block - len(blocks)
             blocks += [next(self._fresh) for _ in range(missing)]
         return Request(self._before * self.form.timestamp_unit_s, input_tokens, output_tokens, blocks)
 

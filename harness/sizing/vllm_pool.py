@@ -10,28 +10,27 @@ served at all.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+
+from harness.sizing.traces import Request
 
 
 class VllmPool:
-    """``places`` blocks: those of ``num_gpu_blocks`` but one, which vLLM keeps empty."""
+    """``places`` blocks of ``block`` tokens: those of ``num_gpu_blocks`` but one, which vLLM keeps empty."""
 
-    def __init__(self, places: int) -> None:
-        self.places = places
+    def __init__(self, places: int, block: int) -> None:
+        self.places, self.block = places, block
         self._free: OrderedDict[int, None] = OrderedDict()  # those that were used before; the first is taken next
         self._used = 0
         self._content: dict[int, int] = {}  # by place, of those that can be found
         self._places: dict[int, dict[int, None]] = {}  # the reverse; of equal blocks the oldest is found
 
-    def use(self, chain: Sequence[int], most: int, held: int) -> int | None:
-        """How many blocks of the chain, from the first, are here; ``most`` at the most. Then all of it is.
-
-        ``held`` are the places that the request takes, ``len(chain)`` of which get full. None if there are fewer.
-        """
+    def use(self, request: Request) -> int | None:
+        """How many blocks of a request's chain, from the first, are here and reused. Then all of it is here. None: not served."""
+        chain, held = request.blocks, request.held_blocks(self.block)
         if held > self.places:
             return None
         table = []
-        for block in chain[:most]:
+        for block in chain[: request.reusable_blocks(self.block)]:
             if block not in self._places:
                 break
             table.append(next(iter(self._places[block])))

@@ -15,13 +15,14 @@ TEXTS = st.lists(
 )
 
 
-def requests(texts: Texts, block: int = BLOCK) -> list[Request]:
-    """As a trace would tell them: a block's id is a number for everything up to its end. Nothing is known of answers."""
+def requests(texts: Texts, block: int = BLOCK, answers: bool = False) -> list[Request]:
+    """As a trace would tell them: a block's id is a number for everything up to its end. Answers, if known, are ones."""
     ids: dict[tuple[int, ...], int] = {}
     made = []
     for tokens, answer in texts:
-        ends = range(block, len(tokens) + 1, block)
-        made.append(Request(0.0, len(tokens), answer, [ids.setdefault(tuple(tokens[:end]), len(ids)) for end in ends]))
+        known = [*tokens, *[1] * (answer - 1)] if answers else tokens
+        ends = range(block, len(known) + 1, block)
+        made.append(Request(0.0, len(tokens), answer, [ids.setdefault(tuple(known[:end]), len(ids)) for end in ends]))
     return made
 
 

@@ -102,9 +102,10 @@ def test_a_memory_that_all_fits_in_says_so() -> None:
         (
             [5],
             2,
-            1e9,
+            float("nan"),
             (0, -1),
             [
+                "memory_bytes must be a number of bytes above 0, got nan",
                 "kv_bytes_per_token must be a number of bytes above 0, got 0",
                 "format_kv_bytes_per_token must be a number of bytes above 0, got -1",
             ],

@@ -27,7 +27,7 @@ PLACES = st.integers(1, 12)
 
 
 def hits(made: list[Request], cache: Cache) -> list[int | None]:
-    return [cache.use(request.blocks, reusable(request), held(request)) for request in made]
+    return [cache.use(request) for request in made]
 
 
 def plain(made: list[Request], places: int, rule: str) -> list[int]:
@@ -55,7 +55,7 @@ def plain(made: list[Request], places: int, rule: str) -> list[int]:
 @given(texts=TEXTS, places=PLACES)
 def test_a_block_cache_finds_what_a_plain_list_finds(rule: str, texts: Texts, places: int) -> None:
     made = requests(texts)
-    assert hits(made, CACHES[rule](places)) == plain(made, places, rule)
+    assert hits(made, CACHES[rule](places, BLOCK)) == plain(made, places, rule)
 
 
 @given(texts=TEXTS, sizes=SIZES)
@@ -94,7 +94,7 @@ def test_vllms_pool_is_the_paging_layers_where_no_prompt_is_cached_whole(texts: 
         table = pool.start(tokens)
         expected.append(table.hit_tokens // BLOCK)
         pool.release(table.blocks)
-    assert hits(requests(odd), CACHES["vllm"](places)) == expected
+    assert hits(requests(odd), CACHES["vllm"](places, BLOCK)) == expected
 
 
 def plain_vllm(made: list[Request], places: int) -> list[int | None]:
@@ -121,7 +121,7 @@ def plain_vllm(made: list[Request], places: int) -> list[int | None]:
 @given(texts=TEXTS, places=PLACES)
 def test_vllms_pool_is_a_queue_of_places(texts: Texts, places: int) -> None:
     made = requests(texts)
-    assert hits(made, CACHES["vllm"](places)) == plain_vllm(made, places)
+    assert hits(made, CACHES["vllm"](places, BLOCK)) == plain_vllm(made, places)
 
 
 class PlainTree:
@@ -152,27 +152,33 @@ class PlainTree:
             del self.times[oldest]
             oldest = oldest[:-1]
 
-    def use(self, chain: tuple[int, ...], most: int, held: int) -> int | None:
-        if held > self.places:
-            return None
-        self.time += 1
-        found = self.walk(chain[:most])
-        while self.places - len(self.times) < held - found:
-            self.evict()
+    def insert(self, chain: tuple[int, ...]) -> None:
         self.walk(chain)
         for at in range(len(chain)):
             self.times[chain[: at + 1]] = self.time
         if chain:
             self.ends.add(chain)
+
+    def use(self, request: Request, block: int) -> int | None:
+        if held(request, block) > self.places:
+            return None
+        self.time += 1
+        chain, full = tuple(request.blocks), request.input_tokens // block
+        found = self.walk(chain[: reusable(request, block)])
+        while self.places - len(self.times) < -(-request.input_tokens // block) - found:
+            self.evict()
+        self.insert(chain[:full])
+        while self.places - len(self.times) < held(request, block) - full:
+            self.evict()
+        self.insert(chain)
         return found
 
 
-@given(texts=TEXTS, places=PLACES)
-def test_a_radix_tree_finds_what_a_plain_one_finds(texts: Texts, places: int) -> None:
-    made, tree, plain_tree = requests(texts), RadixTree(places), PlainTree(places)
-    for request in made:
-        expected = plain_tree.use(tuple(request.blocks), reusable(request), held(request))
-        assert tree.use(request.blocks, reusable(request), held(request)) == expected
+@given(texts=TEXTS, places=PLACES, block=st.sampled_from([1, BLOCK]), answers=st.booleans())
+def test_a_radix_tree_finds_what_a_plain_one_finds(texts: Texts, places: int, block: int, answers: bool) -> None:
+    tree, plain_tree = RadixTree(places, block), PlainTree(places)
+    for request in requests(texts, block, answers):
+        assert tree.use(request) == plain_tree.use(request, block)
         assert tree.used == len(plain_tree.times) <= places
 
 

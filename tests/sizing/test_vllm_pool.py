@@ -13,7 +13,6 @@ import pytest
 from harness.engines.vllm import probe
 from harness.sizing.traces import read
 from harness.sizing.vllm_pool import VllmPool
-from tests.sizing.chains import held, reusable
 
 BLOCK, PLACES = 32, 16  # vLLM's attention on a CPU takes multiples of 32
 
@@ -45,11 +44,8 @@ def test_vllm_counts_as_many_cached_tokens_for_every_request(tiny: Path, tmp_pat
         {"tokens": prompt, "output_token_ids": answer} for (prompt, _), (_, answer) in zip(asked, told, strict=True)
     ]
     trace.write_text("".join(f"{json.dumps(line)}\n" for line in replayed))
-    pool = VllmPool(PLACES)
-    found = [
-        pool.use(request.blocks, reusable(request, BLOCK), held(request, BLOCK))
-        for request in read(trace, BLOCK, answers=True)
-    ]
+    pool = VllmPool(PLACES, BLOCK)
+    found = [pool.use(request) for request in read(trace, BLOCK, answers=True)]
     cached = [tokens for tokens, _ in told]
     assert [blocks * BLOCK for blocks in found if blocks is not None] == cached
     assert sum(cached) > 0 and cached.count(0) > 6  # what was evicted is asked for again
