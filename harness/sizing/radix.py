@@ -1,8 +1,10 @@
 """SGLang's radix tree (arXiv 2312.07104; sglang/srt/mem_cache/radix_cache.py), one request after the other.
 
-An edge holds a run of blocks (pages; of one token each by default in SGLang) and is cut where a request leaves it. Room is
-made by taking whole leaves, the least recently used first, so that more may go than was needed. A request that needs more
-room than there is is not served at all. Pages that are not full take room while their request runs.
+An edge holds a run of blocks (pages; of one token each by default in SGLang) and is cut where a request leaves it. Where room
+is missing, whole leaves go, the least recently used first, until as much is gone as is asked for, whatever was free: more may go
+than was needed. What is cut off an edge counts as used with it. A request that needs more room than there is is not served at
+all. Pages that are not full take room while their request runs. That SGLang asks for one page more, where pages have several
+tokens, is left out, and so are prompts that are prefilled in chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class Node:
 
     blocks: Sequence[int]
     parent: Node | None
-    time: int
+    time: int  # of its last use
+    holder: int  # the last request that went through it; it may not go while that one runs
     children: dict[int, Node] = field(default_factory=dict)  # by their first block
 
 
@@ -30,8 +33,8 @@ class RadixTree:
     def __init__(self, places: int, block: int) -> None:
         self.places, self.block = places, block
         self.used = 0
-        self._root = Node((), None, 0)
-        self._time = 0
+        self._root = Node((), None, 0, 0)
+        self._time = self._request = 0
         self._leaves: list[tuple[int, int, Node]] = []  # a heap by time, and entries that no longer hold
         self._offers = self._kept = 0
 
@@ -40,48 +43,57 @@ class RadixTree:
         chain, held = request.blocks, request.held_blocks(self.block)
         if held > self.places:
             return None
-        self._time += 1
+        self._request += 1
         _, found = self._walk(chain[: request.reusable_blocks(self.block)])
+        self._make_room(-(-request.input_tokens // self.block) - found, running=0)
         prompt = request.full_blocks(self.block)
-        self._make_room(-(-request.input_tokens // self.block) - found)
         self._insert(chain[:prompt])  # when it is prefilled: an edge of its own
-        self._make_room(held - prompt)
+        for running in range(request.input_tokens % self.block > 0, held - prompt):  # pages, taken as the answer grows
+            self._make_room(1, running)
         self._offer(self._insert(chain))
         return found
+
+    def _walk(self, chain: Sequence[int]) -> tuple[Node, int]:
+        """The node where the longest known beginning of a chain ends, and its length. All on the way there is used."""
+        self._time += 1
+        node, depth = self._root, 0
+        while depth < len(chain) and (child := node.children.get(chain[depth])):
+            alike = _alike(child.blocks, chain, depth)
+            child.time = self._time
+            node = child if alike == len(child.blocks) else self._cut(child, alike)
+            node.holder = self._request
+            depth += alike
+            if node is not child:
+                break
+        return node, depth
 
     def _insert(self, chain: Sequence[int]) -> Node:
         """The node at the end of a chain; what is here already, though computed once more, is kept once."""
         end, known = self._walk(chain)
         if known == len(chain):
             return end
-        leaf = Node(chain[known:], end, self._time)
+        self._time += 1  # newer than what was cut off on the way
+        leaf = Node(chain[known:], end, self._time, self._request)
         end.children[chain[known]] = leaf
         self.used += len(leaf.blocks)
         return leaf
 
-    def _walk(self, chain: Sequence[int]) -> tuple[Node, int]:
-        """The node where the longest known beginning of a chain ends, and its length. All on the way there is used."""
-        node, depth = self._root, 0
-        while depth < len(chain) and (child := node.children.get(chain[depth])):
-            alike = _alike(child.blocks, chain, depth)
-            node = child if alike == len(child.blocks) else self._cut(child, alike)
-            node.time = self._time
-            depth += alike
-            if node is not child:
-                break
-        return node, depth
-
     def _cut(self, child: Node, length: int) -> Node:
         """A node in the middle of an edge."""
-        upper = Node(child.blocks[:length], child.parent, child.time)
+        upper = Node(child.blocks[:length], child.parent, self._time, self._request)
         assert child.parent is not None
         child.parent.children[upper.blocks[0]] = upper
         child.blocks, child.parent = child.blocks[length:], upper
         upper.children[child.blocks[0]] = child
+        self._offer(child)
         return upper
 
-    def _make_room(self, places: int) -> None:
-        while self.places - self.used < places:
+    def _make_room(self, blocks: int, running: int) -> None:
+        """Where that many are not free beside the tree and those that are ``running``, as many go."""
+        stop = self.used - blocks
+        if self.places - self.used - running >= blocks:
+            return
+        while self.used > stop and self._leaves:
             _, _, leaf = entry = heapq.heappop(self._leaves)
             if not _holds(entry):
                 continue
@@ -89,7 +101,7 @@ class RadixTree:
             assert parent is not None
             del parent.children[leaf.blocks[0]]
             self.used -= len(leaf.blocks)
-            if parent.time < self._time:  # else the request is using it
+            if parent.holder < self._request:
                 self._offer(parent)
 
     def _offer(self, node: Node) -> None:

@@ -22,7 +22,9 @@ class VllmPool:
         self._free: OrderedDict[int, None] = OrderedDict()  # those that were used before; the first is taken next
         self._used = 0
         self._content: dict[int, int] = {}  # by place, of those that can be found
-        self._places: dict[int, dict[int, None]] = {}  # the reverse; of equal blocks the oldest is found
+        self._places: dict[
+            int, dict[int, None]
+        ] = {}  # the reverse; of equal blocks the one that was filled first is found
 
     def use(self, request: Request) -> int | None:
         """How many blocks of a request's chain, from the first, are here and reused. Then all of it is here. None: not served."""

@@ -98,23 +98,26 @@ def test_vllms_pool_is_the_paging_layers_where_no_prompt_is_cached_whole(texts: 
 
 
 def plain_vllm(made: list[Request], places: int) -> list[int | None]:
-    """The free queue as a list of contents, None where nothing can be found."""
-    free: list[int | None] = [None] * places
+    """The free queue as a list of (content, number of filling), None where nothing can be found."""
+    free: list[tuple[int | None, int]] = [(None, 0)] * places
+    filled = 0
     found: list[int | None] = []
     for request in made:
         if held(request) > places:
             found.append(None)
             continue
-        table: list[int | None] = []
+        table = []
         for block in request.blocks[: reusable(request)]:
-            if block not in free:
+            if not (equal := [place for place in free if place[0] == block]):
                 break
-            free.remove(block)  # of equal ones the oldest
-            table.append(block)
+            table.append(min(equal, key=lambda place: place[1]))  # that was filled first
+            free.remove(table[-1])
         found.append(len(table))
         free = free[held(request) - len(table) :]
-        empty = [None] * (held(request) - len(request.blocks))
-        free = [*empty, *free, *reversed(request.blocks)]
+        for block in request.blocks[len(table) :]:
+            filled += 1
+            table.append((block, filled))
+        free = [*[(None, 0)] * (held(request) - len(table)), *free, *reversed(table)]
     return found
 
 
@@ -125,61 +128,75 @@ def test_vllms_pool_is_a_queue_of_places(texts: Texts, places: int) -> None:
 
 
 class PlainTree:
-    """Every block with the time of its last use and the edges' ends: a leaf is what lies between an end and the one before it."""
+    """Every block by its path, with the number of its edge; of edges that are leaves the one of the lowest age goes first."""
 
-    def __init__(self, places: int) -> None:
-        self.places, self.time = places, 0
-        self.times: dict[tuple[int, ...], int] = {}  # by path
-        self.ends: set[tuple[int, ...]] = set()
+    def __init__(self, places: int, block: int) -> None:
+        self.places, self.block = places, block
+        self.edges: dict[tuple[int, ...], int] = {}  # by path
+        self.ages: list[int] = []  # by edge
+        self.path: set[int] = set()  # edges of the request that runs
 
     def walk(self, chain: tuple[int, ...]) -> int:
         depth = 0
-        while depth < len(chain) and chain[: depth + 1] in self.times:
+        while chain[: depth + 1] in self.edges and depth < len(chain):
             depth += 1
-        if depth:
-            self.ends.add(chain[:depth])
-        for at in range(depth):
-            self.times[chain[: at + 1]] = self.time
+        on_the_way = {self.edges[chain[:at]] for at in range(1, depth + 1)}
+        for edge in on_the_way:
+            self.ages[edge] = 2 * max(self.ages)  # what is cut off is as new
+        if depth and (
+            cut := [path for path in self.edges if len(path) > depth and self.same_edge(path, chain[:depth])]
+        ):
+            self.ages.append(self.ages[self.edges[chain[:depth]]])
+            self.edges |= dict.fromkeys(cut, len(self.ages) - 1)
+        self.path |= on_the_way
         return depth
 
-    def evict(self) -> None:
-        leaves = [end for end in self.ends if not any(path[: len(end)] == end and path != end for path in self.times)]
-        oldest = min((end for end in leaves if self.times[end] < self.time), key=lambda end: self.times[end])
-        self.ends.remove(oldest)
-        while (
-            oldest and oldest not in self.ends and not any(path[: len(oldest)] == oldest != path for path in self.times)
-        ):
-            del self.times[oldest]
-            oldest = oldest[:-1]
+    def same_edge(self, path: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        return self.edges[path] == self.edges[other]
 
     def insert(self, chain: tuple[int, ...]) -> None:
-        self.walk(chain)
-        for at in range(len(chain)):
-            self.times[chain[: at + 1]] = self.time
-        if chain:
-            self.ends.add(chain)
+        depth = self.walk(chain)
+        if depth < len(chain):
+            self.ages.append(2 * max(self.ages, default=1) + 1)
+            self.edges |= {chain[:at]: len(self.ages) - 1 for at in range(depth + 1, len(chain) + 1)}
+            self.path.add(len(self.ages) - 1)
 
-    def use(self, request: Request, block: int) -> int | None:
-        if held(request, block) > self.places:
+    def make_room(self, blocks: int, running: int) -> None:
+        if self.places - len(self.edges) - running >= blocks:
+            return
+        stop = len(self.edges) - blocks
+        while len(self.edges) > stop and (leaves := self.leaves()):
+            oldest = min(leaves, key=lambda edge: self.ages[edge])
+            self.edges = {path: edge for path, edge in self.edges.items() if edge != oldest}
+
+    def leaves(self) -> set[int]:
+        inner = {
+            self.edges[path[:-1]]
+            for path, edge in self.edges.items()
+            if len(path) > 1 and self.edges[path[:-1]] != edge
+        }
+        return set(self.edges.values()) - inner - self.path
+
+    def use(self, request: Request) -> int | None:
+        if held(request, self.block) > self.places:
             return None
-        self.time += 1
-        chain, full = tuple(request.blocks), request.input_tokens // block
-        found = self.walk(chain[: reusable(request, block)])
-        while self.places - len(self.times) < -(-request.input_tokens // block) - found:
-            self.evict()
+        self.path = set()
+        chain, full = tuple(request.blocks), request.input_tokens // self.block
+        found = self.walk(chain[: reusable(request, self.block)])
+        self.make_room(-(-request.input_tokens // self.block) - found, 0)
         self.insert(chain[:full])
-        while self.places - len(self.times) < held(request, block) - full:
-            self.evict()
+        for running in range(-(-request.input_tokens // self.block) - full, held(request, self.block) - full):
+            self.make_room(1, running)
         self.insert(chain)
         return found
 
 
 @given(texts=TEXTS, places=PLACES, block=st.sampled_from([1, BLOCK]), answers=st.booleans())
 def test_a_radix_tree_finds_what_a_plain_one_finds(texts: Texts, places: int, block: int, answers: bool) -> None:
-    tree, plain_tree = RadixTree(places, block), PlainTree(places)
+    tree, plain_tree = RadixTree(places, block), PlainTree(places, block)
     for request in requests(texts, block, answers):
-        assert tree.use(request) == plain_tree.use(request, block)
-        assert tree.used == len(plain_tree.times) <= places
+        assert tree.use(request) == plain_tree.use(request)
+        assert tree.used == len(plain_tree.edges) <= places
 
 
 @given(texts=TEXTS, sizes=SIZES)
