@@ -74,6 +74,15 @@ def test_only_the_command_line_knows_omegaconf() -> None:
     assert knowing == {"harness/cli.py", "harness/schema.py"}
 
 
+def test_a_simulator_needs_neither_torch_nor_an_engine() -> None:
+    code = (
+        "import sys; import harness.sizing.paging, harness.sizing.reuse, harness.sizing.disaggregated;"
+        "print([m for m in ('torch', 'transformers', 'vllm') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_report_needs_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; import harness.cli, harness.commands, harness.judge, harness.manifest, harness.report, tasks.fidelity;"

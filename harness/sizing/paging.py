@@ -151,6 +151,8 @@ def _power_of_two(request: Request) -> int:
 def _longest(requests: Sequence[Request], block: int) -> int:
     problems = [f"block must be 1 token or more, got {block}"] if block < 1 else []
     problems += ["requests must have a request, got none"] if not requests else []
+    if not problems and any(len(request.blocks) > request.held_blocks(block) for request in requests):
+        problems.append(f"block must be the one that requests were read with, got {block}")
     if problems:
         raise BadInput(*problems)
     return max(map(_tokens, requests))

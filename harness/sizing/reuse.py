@@ -86,6 +86,8 @@ def curve(requests: Iterable[Request], block: int, sizes_tokens: Sequence[float]
     counter = _OnePass(places) if policy == "lru" else _EachSize([CACHES[policy](size, block) for size in places])
     number = prompt_tokens = 0
     for request in requests:
+        if not request.full_blocks(block) <= len(request.blocks) <= request.held_blocks(block):
+            raise BadInput(f"block must be the one that requests were read with, got {block}")
         number, prompt_tokens = number + 1, prompt_tokens + request.input_tokens
         counter.add(request, block)
     if not number:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.bench.metrics import SLO, ttft_s
+from harness.sizing import disaggregated
 from harness.sizing.disaggregated import Replay, Speeds, compare, outcome, replay_aggregated, replay_disaggregated
 from harness.sizing.traces import Request, synthetic
 from harness.types import BadInput
@@ -235,6 +236,12 @@ def test_answers_of_one_token_have_no_gaps() -> None:
     row = outcome(replay_aggregated([Request(0.0, 10, 0, [])], SPEEDS, 1, 16), SLO(), 0, 1, False)
     assert row.tpot_p99_s is None and row.itl_p99_s is None and row.goodput_requests_s is None
     assert row.busy_share == pytest.approx(1.0)
+
+
+def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disaggregated, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"disaggregation needs simpy: pip install 'kvgate\[plan\]'"):
+        replay_aggregated([Request(0.0, 1, 1, [])], SPEEDS, 1, 1)
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:

@@ -91,6 +91,11 @@ def test_each_step_admits_more_of_a_recorded_trace() -> None:
     assert (found.power_of_two.requests or 0) <= means[1]
 
 
+def test_blocks_of_another_size_than_that_of_the_requests_are_told() -> None:
+    with pytest.raises(BadInput, match="block must be the one that requests were read with, got 512"):
+        waste(list(read(MOONCAKE, 16)), 512)
+
+
 def test_a_memory_that_all_fits_in_says_so() -> None:
     assert admitted(of_lengths([3, 4]), 2, 1e6, 1.0, 1.0).paged.requests is None
 

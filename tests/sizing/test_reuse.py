@@ -283,6 +283,12 @@ def test_what_cannot_be_simulated_is_told_at_once(block: int, sizes: list[float]
     assert all(problem.startswith(start) for problem, start in zip(caught.value.problems, said, strict=True))
 
 
+@pytest.mark.parametrize("block", [16, 1024])
+def test_blocks_of_another_size_than_that_of_the_requests_are_told(block: int) -> None:
+    with pytest.raises(BadInput, match=f"block must be the one that requests were read with, got {block}"):
+        curve(traces.read(MOONCAKE, 512), block, [1e6])
+
+
 def test_no_request_is_told() -> None:
     with pytest.raises(BadInput, match="requests must have a request, got none"):
         curve([], 16, [16])
