@@ -122,11 +122,8 @@ class _OnePass:
     def __init__(self, places: Sequence[int]) -> None:
         self._places = places
         self._recency = Recency(max(places))
-        self._hits, self._shares = (
-            [0] * (len(places) + 1),
-            [0.0] * (len(places) + 1),
-        )  # of this size and every larger one
-        self._part_hits, self._part_shares = [0] * len(places), [0.0] * len(places)  # of this size alone
+        self._hits, self._shares = [0] * (len(places) + 1), [0.0] * (len(places) + 1)  # of a size and all larger ones
+        self._part_hits, self._part_shares = [0] * len(places), [0.0] * len(places)  # of a size alone
 
     def add(self, request: Request, block: int) -> None:
         """A block is found in caches of more places than blocks were used since."""

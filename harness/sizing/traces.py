@@ -1,5 +1,4 @@
-"""Traces of requests, as simulators read them: who came when, how long, and which beginnings were alike. One request at a
-time.
+"""Traces of requests, as simulators read them: who came when, how long, and which beginnings were alike.
 
 Two kinds of lines, in JSONL. *Hashes*: lengths, and an id for each block of the prompt, equal where everything up to there is
 equal; Mooncake's traces (kvcache-ai/Mooncake, FAST25-release/traces) and those that vLLM replays as ``timed_trace`` are such,
@@ -102,8 +101,6 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
 def _form_problems(block: int, form: Form) -> list[str]:
     sizes = {"block": block, "form.block_tokens": form.block_tokens}
     found = [f"{name} must be 1 token or more, got {size}" for name, size in sizes.items() if size < 1]
-    if not found and block % form.block_tokens and form.block_tokens % block:
-        found.append(f"block must be a multiple or a divisor of the trace's {form.block_tokens} tokens, got {block}")
     if not (math.isfinite(form.timestamp_unit_s) and form.timestamp_unit_s > 0):
         found.append(f"form.timestamp_unit_s must be a number of seconds above 0, got {form.timestamp_unit_s}")
     return found
@@ -166,6 +163,9 @@ class _Lines:
     def _hash_problems(self, fields: Mapping[str, Any]) -> list[str]:
         form, ids = self.form, fields[self.form.hash_ids]
         found = [*_whole(fields, form.input_length, 1), *_whole(fields, form.output_length, 0, default=0)]
+        if self.block % form.block_tokens and form.block_tokens % self.block:
+            rule = f"must be a multiple or a divisor of the {form.block_tokens} tokens that {form.hash_ids} stand for"
+            found.append(f"block {rule}, got {self.block}")
         if not _all_whole(ids):
             found.append(f"{form.hash_ids} must be a list of whole numbers of 0 or more, got {_short(ids)}")
         elif len(set(ids)) < len(ids):

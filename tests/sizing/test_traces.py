@@ -153,11 +153,15 @@ def test_what_is_no_trace_is_told(tmp_path: Path, trace: Any) -> None:
         with pytest.raises(BadInput, match=said):
             list(read(path, 512))
     with pytest.raises(BadInput) as caught:
-        list(read(MOONCAKE, 48, Form(block_tokens=512, timestamp_unit_s=0.0)))
+        list(read(MOONCAKE, 0, Form(block_tokens=512, timestamp_unit_s=0.0)))
     assert caught.value.problems == [
-        "block must be a multiple or a divisor of the trace's 512 tokens, got 48",
+        "block must be 1 token or more, got 0",
         "form.timestamp_unit_s must be a number of seconds above 0, got 0.0",
     ]
+    rule = "block must be a multiple or a divisor of the 512 tokens that hash_ids stand for, got 48"
+    with pytest.raises(BadInput, match=f"line 1: {rule}"):
+        list(read(MOONCAKE, 48))
+    assert len(next(read(trace({"tokens": list(range(100))}), 48)).blocks) == 2  # tokens can be cut anywhere
 
 
 def test_made_up_requests_share_what_is_popular() -> None:
