@@ -45,7 +45,8 @@ class VllmPool:
             self._places.setdefault(block, {})[place] = None
         for place in reversed(table):
             self._free[place] = None
-            self._free.move_to_end(place, last=place in self._content)
+            if place not in self._content:
+                self._free.move_to_end(place, last=False)
         return found
 
     def _taken(self) -> int:
