@@ -15,9 +15,8 @@ from harness.sizing.traces import Request
 
 Rank = tuple[int, ...]  # the lowest goes first
 
-RANKS: dict[
-    str, Callable[[int, int, int], Rank]
-] = {  # of uses since it came in, place in its chain, time of the last use
+# of a block's uses since it came in, its place in its chain, and the time of its last use
+RANKS: dict[str, Callable[[int, int, int], Rank]] = {
     "lru": lambda uses, place, time: (time,),
     "lfu": lambda uses, place, time: (uses, time),
     # "LengthAwareCache" of Mooncake (arXiv 2407.00079, section 4.2): like LFU, but a request's later blocks go first

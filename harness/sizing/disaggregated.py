@@ -9,6 +9,7 @@ values have arrived where it is decoded. Every prefill GPU has a link, which sen
 prefill, or layer by layer while it runs. A GPU that decodes makes one token of each of its requests a step; new ones join
 between steps. Without disaggregation a step also takes the next ``chunk_tokens`` of prompts that wait, less the tokens it
 decodes, and lasts as long as both one after the other: that a chunk can hide behind what a decode reads is not credited.
+Memory is not limited but by ``max_batch``.
 """
 
 from __future__ import annotations
@@ -67,11 +68,9 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Replay:
-    """A trace as it was served; times of requests are seconds of the trace's clock."""
+    """A trace as it was served, in its order and by its clock. An answer has one token at the least, which the prefill makes."""
 
-    requests: tuple[
-        Timed, ...
-    ]  # in the order of arrival; an answer has one token at the least, which the prefill makes
+    requests: tuple[Timed, ...]
     prefill_wait_s: tuple[float, ...]  # from arrival until its prefill began: behind other prompts
     link_wait_s: tuple[float, ...]  # of each, ready to be sent, behind other prompts' bytes
     added_ttft_s: tuple[float, ...]  # from the end of its prefill until its keys and values had arrived
@@ -101,10 +100,8 @@ def replay_disaggregated(
     requests: Sequence[Request], speeds: Speeds, prefill_gpus: int, decode_gpus: int, link_gb_s: float, layerwise: bool
 ) -> Replay:
     """``link_gb_s``: of each prefill GPU, in 10^9 bytes a second. Raises BadInput."""
-    problems = _counts({"prefill_gpus": prefill_gpus, "decode_gpus": decode_gpus})
-    if not link_gb_s > 0:
-        problems.append(f"link_gb_s must be a number of GB a second above 0, got {link_gb_s}")
-    _check(requests, speeds, problems)
+    counts = _counts({"prefill_gpus": prefill_gpus, "decode_gpus": decode_gpus})
+    _check(requests, speeds, counts + _link_problems(link_gb_s))
     from harness.sizing import events
 
     return events.Disaggregated(speeds, prefill_gpus, decode_gpus, link_gb_s * 1e9, layerwise).replay(requests)
@@ -125,8 +122,7 @@ def compare(
 
     Raises BadInput.
     """
-    if problems := slo.problems("slo"):
-        raise BadInput(*problems)
+    _check(requests, speeds, slo.problems("slo") + _counts({"gpus": gpus}) + _link_problems(link_gb_s))
     found = [outcome(replay_aggregated(requests, speeds, gpus, chunk_tokens), slo, 0, gpus, False)]
     for prefill_gpus in range(1, gpus):
         for layerwise in (False, True):
@@ -142,9 +138,7 @@ def outcome(replay: Replay, slo: SLO, prefill_gpus: int, decode_gpus: int, layer
     ttft_s = [metrics.ttft_s(request) for request in served]
     span_s, tokens_s = metrics.span_s(served), metrics.output_tokens_s(served)
     p50, p99 = _percentile(ttft_s, 50), _percentile(ttft_s, 99)
-    assert (
-        span_s is not None and tokens_s is not None and p50 is not None and p99 is not None
-    )  # every request was served
+    assert span_s and tokens_s and p50 is not None and p99 is not None  # all were served
     return Outcome(
         prefill_gpus,
         decode_gpus,
@@ -173,6 +167,10 @@ def _mean(values: Sequence[float]) -> float:
 
 def _counts(counts: dict[str, int]) -> list[str]:
     return [f"{name} must be 1 or more, got {count}" for name, count in counts.items() if count < 1]
+
+
+def _link_problems(link_gb_s: float) -> list[str]:
+    return [] if link_gb_s > 0 else [f"link_gb_s must be a number of GB a second above 0, got {link_gb_s}"]
 
 
 def _check(requests: Sequence[Request], speeds: Speeds, problems: list[str]) -> None:

@@ -57,18 +57,17 @@ class Deployment(ABC):
         self.env.run()
         return Replay(
             tuple(_timed(number, job) for number, job in enumerate(jobs)),
-            tuple(job.prefill_began_s - job.request.timestamp_s for job in jobs),
+            tuple(max(job.prefill_began_s - job.request.timestamp_s, 0.0) for job in jobs),  # the clock rounds
             tuple(job.link_wait_s for job in jobs),
-            tuple(job.token_s[0] - job.prefill_ended_s for job in jobs),
+            tuple(max(job.token_s[0] - job.prefill_ended_s, 0.0) for job in jobs),
             self.busy_s,
         )
 
     def _arrivals(self, jobs: Sequence[Job]) -> Process:
         for job in jobs:
-            if (
-                job.request.timestamp_s > self.env.now
-            ):  # those of one moment are all there before anything happens in it
-                yield self.env.timeout(job.request.timestamp_s - self.env.now)
+            later_s = job.request.timestamp_s - self.env.now
+            if later_s > 0:  # those of one moment are all there before anything happens in it
+                yield self.env.timeout(later_s)
             self.env.process(self.serve(job))
 
     def works(self, seconds: float) -> simpy.Event:

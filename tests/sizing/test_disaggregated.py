@@ -262,5 +262,10 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     ]
     with pytest.raises(BadInput, match=r"chunk_tokens must be 1 or more, got 0"):
         replay_aggregated([Request(0.0, 1, 1, [])], SPEEDS, 1, 0)
-    with pytest.raises(BadInput, match=r"slo.ttft_s must be a number of seconds above 0, got -1"):
-        compare([Request(0.0, 1, 1, [])], SPEEDS, 2, 1.0, SLO(ttft_s=-1))
+    with pytest.raises(BadInput) as caught:
+        compare([Request(0.0, 1, 1, [])], SPEEDS, 0, math.nan, SLO(ttft_s=-1))
+    assert caught.value.problems == [
+        "slo.ttft_s must be a number of seconds above 0, got -1",
+        "gpus must be 1 or more, got 0",
+        "link_gb_s must be a number of GB a second above 0, got nan",
+    ]
