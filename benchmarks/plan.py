@@ -45,7 +45,7 @@ SPEEDS = disaggregated.Speeds(
     prefill_tokens_s=20_000, step_s=0.006, step_request_s=2e-5, step_token_s=4e-8, kv_bytes_per_token=131072, layers=32
 )
 SLO = disaggregated.SLO(ttft_s=5.0, itl_s=0.05)
-GPUS, LINK_GB_S, REPLAYED = 4, 12.5, 1000
+GPUS, LINK_GB_S, CHUNKS, REPLAYED = 4, 12.5, (256, 768, 2048, 8192), 1000
 
 
 def written(folder: Path, requests: int, own_blocks: int) -> Path:
@@ -116,7 +116,7 @@ def recorded(path: Path) -> dict[str, Any]:
             "speeds": asdict(SPEEDS),
             "slo": SLO.limits,
             "link_gb_s": LINK_GB_S,
-            "rows": [asdict(row) for row in disaggregated.compare(arrived, SPEEDS, GPUS, LINK_GB_S, SLO)],
+            "rows": [asdict(row) for row in disaggregated.compare(arrived, SPEEDS, GPUS, LINK_GB_S, SLO, CHUNKS)],
         },
     }
 

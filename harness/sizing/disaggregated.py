@@ -84,6 +84,7 @@ class Outcome:
     prefill_gpus: int  # 0: every GPU does both
     decode_gpus: int
     layerwise: bool
+    chunk_tokens: int | None  # of a step; None: with disaggregation
     ttft_p50_s: float
     ttft_p99_s: float
     tpot_p99_s: float | None  # None: no answer has a second token
@@ -116,23 +117,40 @@ def replay_aggregated(requests: Sequence[Request], speeds: Speeds, gpus: int, ch
 
 
 def compare(
-    requests: Sequence[Request], speeds: Speeds, gpus: int, link_gb_s: float, slo: SLO, chunk_tokens: int = 2048
+    requests: Sequence[Request],
+    speeds: Speeds,
+    gpus: int,
+    link_gb_s: float,
+    slo: SLO,
+    chunks_tokens: Sequence[int] = (512, 2048, 8192),
 ) -> tuple[Outcome, ...]:
-    """The same trace on the same number of GPUs: first without disaggregation, then with every ratio, each sent in both ways.
+    """The same trace on the same number of GPUs: without disaggregation in chunks of each size, then with it in every ratio.
 
+    Chunks trade time to first token for gaps, so that disaggregation must beat the best of them. It is sent in both ways.
     Raises BadInput.
     """
     _check(requests, speeds, slo.problems("slo") + _counts({"gpus": gpus}) + _link_problems(link_gb_s))
-    found = [outcome(replay_aggregated(requests, speeds, gpus, chunk_tokens), slo, 0, gpus, False)]
+    found = [
+        outcome(replay_aggregated(requests, speeds, gpus, chunk_tokens), slo, 0, gpus, chunk_tokens=chunk_tokens)
+        for chunk_tokens in chunks_tokens
+    ]
     for prefill_gpus in range(1, gpus):
         for layerwise in (False, True):
             shape = (prefill_gpus, gpus - prefill_gpus)
             replay = replay_disaggregated(requests, speeds, *shape, link_gb_s, layerwise)
-            found.append(outcome(replay, slo, *shape, layerwise))
+            found.append(outcome(replay, slo, *shape, layerwise=layerwise))
     return tuple(found)
 
 
-def outcome(replay: Replay, slo: SLO, prefill_gpus: int, decode_gpus: int, layerwise: bool) -> Outcome:
+def outcome(
+    replay: Replay,
+    slo: SLO,
+    prefill_gpus: int,
+    decode_gpus: int,
+    *,
+    layerwise: bool = False,
+    chunk_tokens: int | None = None,
+) -> Outcome:
     """What the metrics of a load say of a replay."""
     served = replay.requests
     ttft_s = [metrics.ttft_s(request) for request in served]
@@ -143,6 +161,7 @@ def outcome(replay: Replay, slo: SLO, prefill_gpus: int, decode_gpus: int, layer
         prefill_gpus,
         decode_gpus,
         layerwise,
+        chunk_tokens,
         ttft_p50_s=p50,
         ttft_p99_s=p99,
         tpot_p99_s=_percentile([metrics.tpot_s(request) for request in served], 99),

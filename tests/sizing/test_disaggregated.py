@@ -217,23 +217,26 @@ def test_disaggregation_tunes_latency_not_throughput() -> None:
     )
     slo = SLO(ttft_s=1.0, itl_s=0.05)
     made = list(synthetic(300, rate_s=5.0, prefix_blocks=6, own_blocks=3, output_tokens=60, seed=3))
-    together, *apart = compare(made, speeds, 4, 12.5, slo)
+    small, together, *apart = compare(made, speeds, 4, 12.5, slo, (256, 2048))
+    assert (small.chunk_tokens, together.chunk_tokens) == (256, 2048)
+    assert small.itl_p99_s is not None and small.ttft_p50_s > together.ttft_p50_s  # chunks trade one for the other
     assert [(row.prefill_gpus, row.decode_gpus, row.layerwise) for row in apart] == [
         (prefill, 4 - prefill, layerwise) for prefill in (1, 2, 3) for layerwise in (False, True)
     ]
     even = apart[3]
     assert even.output_tokens_s == pytest.approx(together.output_tokens_s, rel=0.02)
     assert even.itl_p99_s is not None and together.itl_p99_s is not None and even.itl_p99_s < together.itl_p99_s / 3
+    assert even.itl_p99_s < small.itl_p99_s < together.itl_p99_s
     assert even.goodput_requests_s is not None and together.goodput_requests_s is not None
     assert even.goodput_requests_s > together.goodput_requests_s
     at_once = [replace(request, timestamp_s=0.0) for request in made]
-    together, *apart = compare(at_once, speeds, 4, 12.5, slo)
+    together, *apart = compare(at_once, speeds, 4, 12.5, slo, [2048])
     assert all(row.output_tokens_s < together.output_tokens_s for row in apart)
-    assert compare(at_once, speeds, 4, 12.5, slo)[0] == together  # nothing is left to chance
+    assert compare(at_once, speeds, 4, 12.5, slo, [2048])[0] == together  # nothing is left to chance
 
 
 def test_answers_of_one_token_have_no_gaps() -> None:
-    row = outcome(replay_aggregated([Request(0.0, 10, 0, [])], SPEEDS, 1, 16), SLO(), 0, 1, False)
+    row = outcome(replay_aggregated([Request(0.0, 10, 0, [])], SPEEDS, 1, 16), SLO(), 0, 1)
     assert row.tpot_p99_s is None and row.itl_p99_s is None and row.goodput_requests_s is None
     assert row.busy_share == pytest.approx(1.0)
 
