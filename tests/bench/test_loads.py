@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from harness.bench.loads.closed import Closed
 from harness.bench.loads.conversations import Conversations
 from harness.bench.loads.points import points_of
 from harness.bench.loads.shared import Shared
+from harness.bench.loads.trace import Trace
 from harness.engines.base import Prompt, Traffic
 from harness.types import BadInput
 from tests.conftest import tiny_tokenizer
@@ -31,6 +35,9 @@ LOADS: dict[str, Load] = {
         name="t", conversations=2, turns=3, first_tokens=20, turn_tokens=5, output_tokens=4, in_flight=2, think_s=0.1
     ),
 }
+
+TRACE = Path(__file__).parents[1] / "golden/mooncake.jsonl"
+LOADS["trace"] = Trace(name="r", path=str(TRACE), form="mooncake", requests=20, time_scale=0.5, shrink=64)
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +192,39 @@ def test_numbers_that_cannot_be_are_refused(load: Load, says: str) -> None:
 def test_no_two_prompts_begin_alike(prose: Prose) -> None:
     prompts: list[Prompt] = [p for index in range(20) for p in LOADS["closed"].traffic(prose, 0, index).prompts]
     assert len({tuple(prompt.token_ids[:16]) for prompt in prompts}) == len(prompts)
+
+
+def test_a_trace_is_replayed_with_its_beginnings_and_its_pace(prose: Prose, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 4000, "input_length": 1100, "output_length": 64, "hash_ids": [1, 2, 3]},
+        {"timestamp": 6000, "input_length": 1024, "output_length": 3, "hash_ids": [1, 2]},
+        {"timestamp": 7000, "input_length": 600, "output_length": 10, "hash_ids": [1, 9]},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    load = Trace(name="r", path=str(path), form="mooncake", requests=3, time_scale=0.5, shrink=8)
+    first, second, third = load.traffic(prose, 0, 0).prompts
+    assert [prompt.due_s for prompt in (first, second, third)] == [0.0, 1.0, 1.5]
+    assert [len(prompt.token_ids) for prompt in (first, second, third)] == [137, 128, 75]
+    assert [prompt.output_tokens for prompt in (first, second, third)] == [8, 1, 1]
+    assert first.token_ids[:127] == second.token_ids[:127] and first.token_ids[:64] == third.token_ids[:64]
+    assert first.token_ids[64:75] != third.token_ids[64:75]
+    moved = tmp_path / "moved.jsonl"
+    moved.write_text(path.read_text())
+    assert replace(load, path=str(moved)).spec() == load.spec() != replace(load, requests=2).spec()
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"path": None}, "load.path must be a trace"),
+        ({"path": "/nowhere"}, "load.path: trace must be a file"),
+        ({"form": "csv"}, "load.form must be one of mooncake, timed_trace, got 'csv'"),
+        ({"requests": 10**9}, "load.requests must be at most the"),
+        ({"shrink": 512}, "load.shrink must be below a block's 512 tokens, got 512"),
+        ({"time_scale": 0.0}, "load.time_scale must be above 0"),
+    ],
+)
+def test_a_trace_that_cannot_be_replayed_is_refused(changes: dict[str, Any], says: str) -> None:
+    load = replace(LOADS["trace"], **changes)
+    assert says in " ".join(load.problems(None))
