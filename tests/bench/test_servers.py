@@ -49,7 +49,7 @@ def bench(servers: list[VLLMServer], smollm2: Path, results: Path, *words: str) 
 def test_reuse_in_fp8_against_neither_at_a_hit_rate(servers: list[VLLMServer], smollm2: Path, tmp_path: Path) -> None:
     """Beginnings are primed on both servers, and only one keeps them: nothing of one measurement is there in the next."""
     load = ["load=prefix_mix", "load.prefixes=2", "load.rounds=1", "load.prompt_tokens=512", "load.hit_rate=0.75"]
-    payoff = ["gate.payoff.ttft_p50=1.2", "gate.payoff.capacity=3.9", "load.output_tokens=4", "load.in_flight=1"]
+    payoff = ["gate.payoff.capacity=3.9", "load.output_tokens=4", "load.in_flight=1"]
     verdict = bench(servers, smollm2, tmp_path, *load, *payoff)
     (mine,) = verdict["candidates"]
     (at,), (full,) = mine["points"], verdict["baseline"]["points"]
@@ -57,6 +57,7 @@ def test_reuse_in_fp8_against_neither_at_a_hit_rate(servers: list[VLLMServer], s
     assert 0.6 < at["cached_share"] <= 0.75
     assert mine["decision"] == "GO", mine["reasons"]
     assert at["metrics"]["capacity"]["gain"]["mean"] == pytest.approx(4.0, rel=0.02)  # of float32
+    assert at["metrics"]["ttft_p50"]["gain"]["mean"] > 0 and at["metrics"]["ttft_p50"]["gain"]["pairs"] == 5
     assert at["latencies"]["itl"]["p50"] is None and at["latencies"]["tpot"]["p50"]["value"] > 0
 
 
