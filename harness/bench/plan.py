@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import calibration, provenance
-from harness.bench.judge import TAIL_VALUES
+from harness.bench.facts import TAIL_VALUES
 from harness.bench.loads.base import Load
 from harness.bench.loads.points import Point, points_of
 from harness.bench.metrics import SLO
@@ -125,6 +125,8 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
     for load in loads:
         wrong = load.problems(facts.max_tokens if facts else None)
         problems += wrong or _idle(stacks.values(), load) + _untold(payoff, load)
+    if len(points) == 1 and "rate" in payoff.wanted:
+        problems.append("gate.payoff.rate needs a load with several points, such as load=arrivals, got one")
     if engine is not None and facts is not None:
         for stack in stacks.values():
             problems += stack.problems(facts.shape)

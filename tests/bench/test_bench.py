@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.bench import notes
 from harness.bench.loads.base import Prose
 from harness.bench.loads.closed import Closed
 from harness.calibration import text_of
@@ -116,6 +117,13 @@ REFUSED = {
     "a load too long": (["load.prompt_tokens=9000"], "load must leave room", "4096", "9008"),
     "a gain of 0": (["gate.payoff.throughput=0"], "gate.payoff.throughput must be null or a gain above 0, got 0"),
     "goodput of what": (["gate.payoff.goodput=1"], "gate.payoff.goodput needs a limit in gate.payoff.slo"),
+    "a rate of one load": (
+        ["gate.payoff.rate=1", "gate.payoff.slo.ttft_s=1"],
+        "gate.payoff.rate needs a load with several points, such as load=arrivals, got one",
+    ),
+    "two lists": (["load.in_flight=[1,2]", "load.requests=[2,4]"], "load must have a list in one option at most"),
+    "a share of requests": (["gate.payoff.slo.share=0"], "gate.payoff.slo.share must be above 0 and at most 1, got 0"),
+    "arrivals on batches": (["load=arrivals"], "engine hf refuses to time", "all there at the start"),
     "a limit below 0": (
         ["gate.payoff.slo.ttft_s=-1"],
         "gate.payoff.slo.ttft_s must be a number of seconds above 0, got -1",
@@ -322,3 +330,35 @@ def test_every_setting_that_is_timed_answers_in_a_batch_as_alone(roomy: Any, fed
     assert together.memory.stored_bytes == alone.memory.stored_bytes
     assert together.memory.kv_bytes_per_token == alone.memory.kv_bytes_per_token
     assert [one.layer for one in together.evidence] == [f"{layer.slot}/{layer.name}" for layer in stack.layers()]
+
+
+def test_a_ladder_is_judged_load_by_load_and_shares_what_was_measured(bench: Bench) -> None:
+    assert bench("strategy=fp8", "load.in_flight=2", "name=alone").code == 0
+    before = files(bench.results)
+    said = bench("strategy=fp8", "load.in_flight=[1,2]", "gate.payoff.capacity=1.5", "gate.payoff.slo.e2e_s=1000")
+    assert said.code == 0, said.err
+    verdict = bench.file("payoff.json")
+    assert [point["label"] for point in verdict["points"]] == ["in_flight=1", "in_flight=2"]
+    (fp8,) = verdict["candidates"]
+    assert [at["decision"] for at in fp8["points"]] == ["GO", "GO"] and fp8["decision"] == "GO"
+    assert [at["pairs"] for at in fp8["points"]] == [5, 5]
+    assert fp8["curve"]["rate"]["gain"]["pairs"] == 0, "both loads meet the limit: where it ends was not seen"
+    assert bench.measurements("candidate", point=1).keys() == bench.measurements("candidate", "alone").keys()
+    assert files(bench.results) > before
+    again = bench("strategy=fp8", "load.in_flight=[1,2,3]", "dry_run=true")
+    assert again.out.count("5 of 5 pairs in the store") == 2 and again.out.count("0 of 5 pairs in the store") == 1
+    assert (bench.results / "runs/b/plots/curves.png").is_file()
+
+
+def test_memory_that_no_formula_explains_is_told() -> None:
+    def served(stored: int, kv: float, peak: int | None) -> Served:
+        return Served((Request("a", 10, 2), Request("b", 10, 2)), (), LoadMemory(stored, stored, kv, peak))
+
+    full = served(1000, 100.0, 5000)
+    assert notes.of_memory(full, served(500, 50.0, 4500), {"in_flight": 2}, allocated=False) == []
+    (above,) = notes.of_memory(full, served(500, 50.0, 6000), {"in_flight": 2}, allocated=False)
+    assert above == "its peak is 33% above the baseline's with the store exchanged"
+    assert notes.of_memory(full, served(500, 50.0, None), {}, allocated=False) == []
+    assert notes.of_memory(full, served(500, 52.0, 9000), {}, allocated=True) == []
+    (fits,) = notes.of_memory(full, served(500, 60.0, 9000), {}, allocated=True)
+    assert fits == "1.67 times as many tokens fit, and 2 times by formula"

@@ -1,0 +1,48 @@
+"""What runs of the same results folder decided of a setting: the other gate, beside what it pays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.types import Decision, canonical
+
+
+def of(root: Path, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the newest run of this results folder decided of the same layers on the same weights; the same engine's first."""
+    found = []
+    for file in (root / "runs").glob("*/run.json"):
+        try:
+            run, verdict = (
+                json.loads((file.parent / name).read_text("utf-8")) for name in ("run.json", "verdict.json")
+            )
+        except (OSError, ValueError):  # not finished, or damaged: it decides nothing here
+            continue
+        if run["model"]["weights_sha"] != manifest["model"]["weights_sha"]:
+            continue
+        cells = [cell for group in run["groups"] for cell in group["cells"] if cell["role"] == "candidate"]
+        names = {cell["strategy"] for cell in cells if canonical(cell["stack"]) == canonical(stack)}
+        for entry in verdict["strategies"]:
+            if entry["name"] in names:
+                same = run["engine"]["name"] == manifest["engine"]["name"]
+                found.append((same, run["created"], _quality(run, verdict, entry)))
+    return max(found, key=lambda one: one[:2])[2] if found else None
+
+
+def _quality(run: Mapping[str, Any], verdict: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The decision on a setting, its worst difference of score, and how long its answers were where they ended by themselves."""
+    cells = [cell for cell in verdict["cells"] if cell["strategy"] == entry["name"]]
+    judged = [cell for cell in cells if cell.get("delta") is not None]
+    worst = min(judged, key=lambda cell: float(cell["delta"]), default={"task": None, "delta": None})
+    lengths = [(cell.get("output_tokens"), cell.get("output_tokens_baseline")) for cell in judged]
+    mine, full = (sum(one or 0 for one in side) for side in zip(*lengths, strict=True)) if lengths else (0, 0)
+    return {
+        "decision": Decision(entry["decision"]).value,
+        "run": run["name"],
+        "engine": run["engine"]["name"],
+        "task": worst["task"],
+        "delta": worst["delta"],
+        "answer_length": mine / full if mine and full else None,
+    }
