@@ -69,7 +69,7 @@ def run(
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """`kvgate run` with every strategy; the verdict, and one row a strategy and sample. Finished samples are kept."""
     asked = f"strategy={','.join(slug(one) for one in strategies)}"
-    return kvgate(results_dir, name, "-m", asked, *words, "--config-dir", str(folder))
+    return kvgate(results_dir, name, "-m", "--config-dir", str(folder), asked, *words)  # options come first
 
 
 def kvgate(results_dir: str, name: str, *words: str) -> tuple[dict[str, Any], pd.DataFrame]:
