@@ -69,12 +69,16 @@ def _run_group(
     heard = _heard(group["history"], samples, cells, store)
     asked = [sample for sample in in_order(samples, heard.before) if waiting[sample.id]]
     mode = {key: group[key] for key in ("compress", "prefill", "start", "seed")}
+    left = {sample: set(mine) for sample, mine in waiting.items()}
     lost = 0  # samples in a row
 
     def keep(sample: Sample, answer: Answer) -> None:
         record = judged(task, sample, answer)
         store.cell(answer.cell).append([record])
         heard.note([record])
+        left[sample.id].discard(answer.cell)
+        if not left[sample.id]:
+            emit("answered", group=group["id"], sample=sample.id)
 
     for wave in waves(asked, heard.before, 1 if unit.get("careful") else session.together):
         for sample in wave:
@@ -91,7 +95,6 @@ def _run_group(
                 if answer.cell in mine:  # else the baseline's, to a history that is not its own, or answered before
                     keep(sample, answer)
         for sample in wave:
-            emit("answered", group=group["id"], sample=sample.id)
             if given := answers[sample.id]:
                 lost = lost + 1 if all(answer.fault == "infrastructure" for answer in given) else 0
             if lost == PATIENCE:
