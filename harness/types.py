@@ -162,7 +162,7 @@ class Memory:
     stored_bytes_end: int  # held by the store after the last decoded token
     formula_bytes: int  # predicted for the same moment as stored_bytes, same element sizes
     working_bytes: int  # dense copy that this engine computes on; scratch, not storage
-    peak_bytes: int  # allocator peak (GPU) or process peak (CPU) of the joint decode that this sample was part of
+    peak_bytes: int  # allocator peak (GPU) or process peak (CPU) of the joint decode while this sample was part of it
     kept_fraction: float  # tokens kept / prompt tokens, over all layers and heads
     unpacked_elements: int  # formula_bytes grows by so much for each byte that an unquantized element is larger
     full_elements: int  # elements of the full cache of the same prompt
@@ -185,7 +185,7 @@ class Record:
     memory: Memory | None = None
     error: str = ""
     fault: Fault | None = None
-    seconds: float = 0.0  # wall time of the joint run this record came from; never a speed of the cell
+    seconds: float = 0.0  # wall time from prefill to answer, with all that ran beside it; never a speed of the cell
 
     @property
     def final(self) -> bool:

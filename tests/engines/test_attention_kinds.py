@@ -13,8 +13,10 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from harness.engines.base import Ask, Row
 from harness.engines.hf import states
 from harness.engines.hf.attention import attention
+from harness.engines.hf.company import Company
 from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.joint import JointCache
 from harness.engines.hf.prefill import prefill, reread
@@ -131,8 +133,18 @@ FAMILIES = {**HEADS, **LATENTS, **HYBRIDS}
 
 @pytest.fixture(autouse=True)
 def no_second_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a batch that raises are answered one by one, which would hide what is wrong with the batch."""
-    monkeypatch.setattr(HFSession, "_isolated", HFSession._batch)
+    """Rows of a batch that raises are answered apart, which would hide what is wrong with the batch."""
+    raise_it(monkeypatch)
+
+
+def raise_it(patch: pytest.MonkeyPatch) -> None:
+    """What breaks in a batch is raised."""
+
+    def raised(self: Company, *told: Any) -> Any:
+        raise told[-1]
+
+    for name in ("_one_by_one", "_broken"):
+        patch.setattr(Company, name, raised)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -185,6 +197,19 @@ def test_every_stack_runs_and_weighs_what_its_formula_says_or_is_refused(kind: K
         formats = fitted(session, stack).formats(shape.layers)
         expected = sum(f.layer_bytes(held, shape) if f else shape.exact_bytes(held) for f in formats)
         assert memory.stored_bytes_end == expected, stack.name
+
+
+@pytest.mark.parametrize("compress", ["prompt", "context"])
+def test_samples_that_share_a_batch_say_what_each_says_alone(kind: Kind, compress: Any) -> None:
+    _, session = kind
+    rows = [Row(stack.name, fitted(session, stack)) for stack in served(session)[::16]]
+    asks = [Ask(sample(index, length=50 + 37 * index, new=6 + 4 * (index % 2)), [rows]) for index in range(3)]
+    said = []
+    for together in (1, len(asks) * len(rows)):
+        session.together = together
+        answers = session.run(asks, compress=compress, seed=0)
+        said.append({(answer.sample_id, answer.cell): tokens(answer) for answer in answers})
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("compress", ["prompt", "context"])

@@ -16,12 +16,13 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager
 from harness.engines.base import Answer, Ask, Row
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
-from harness.engines.hf.decode import decode, feed
+from harness.engines.hf.decode import Batch, feed
 from harness.engines.hf.engine import HFEngine
 from harness.engines.hf.joint import Bucket, JointCache
 from harness.engines.hf.live import EvictingBucket
 from harness.engines.hf.prefill import Prefilled, prefill
 from harness.engines.hf.row import RowState
+from harness.engines.hf.rows import FreeRows
 from harness.engines.hf.sampling import Sampler
 from harness.engines.hf.session import HFSession
 from harness.types import Sample
@@ -219,8 +220,11 @@ def unfolded(
     cache = build(prompt, [FULL, *stacks], one.max_new_tokens + 100, watch=0)
     logits, sampler = prompt.logits.repeat(len(stacks) + 1, 1), Sampler.of(one, 0)
     most = one.max_new_tokens
-    states = decode(session.model, cache, logits, prompt.tokens, one, session.tokenizer, sampler, most)
-    return states, cache, prompt
+    said = FreeRows(len(logits), prompt.tokens, one, session.tokenizer, sampler, most)
+    batch = Batch(session.model)
+    batch.join(said, cache, logits)
+    batch.advance()
+    return said.states, cache, prompt
 
 
 def bucket_of(cache: JointCache, layer: int, row: int) -> tuple[Bucket, int]:

@@ -15,6 +15,8 @@ from scipy.stats import chisquare
 
 from harness.engines.base import Answer, Ask, Row
 from harness.engines.hf import decode as decoding
+from harness.engines.hf.decode import Batch
+from harness.engines.hf.rows import Rows
 from harness.engines.hf.sampling import Sampler
 from harness.engines.hf.session import HFSession
 from harness.generation import drawn
@@ -131,24 +133,23 @@ def test_rows_that_follow_are_fed_the_baseline_s_draws(session: HFSession) -> No
 
 
 @pytest.mark.parametrize("think", [None, replace(THINK, tokens=3)], ids=["at once", "thinking"])
-def test_who_looks_ahead_sees_what_the_full_cache_will_say(session: HFSession, think: Thinking | None) -> None:
+def test_who_looks_ahead_sees_what_the_full_cache_will_say(
+    session: HFSession, think: Thinking | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = sample(2, new=6, temperature=1.0, think=think)
-    seen: list[list[int]] = []
-    decode = session._decode
+    decoded: list[Rows] = []
+    advance = Batch.advance
 
-    def spy(work: object, *rest: object) -> object:
-        states = decode(work, *rest)  # type: ignore[arg-type]
-        seen.append([states[0][0].thought, states[0][0].tokens])
-        return states
+    def spy(self: Batch) -> list[Rows]:
+        done = advance(self)
+        decoded.extend(done)
+        return done
 
-    session._decode = spy  # type: ignore[method-assign, assignment]
-    try:
-        few, all_of_it = Delayed(keep=0.5, late=4), Oracle(keep=0.5)
-        rows = [Row(one.name, one) for one in (FULL, Stack("few", evict=few), Stack("all", evict=all_of_it))]
-        list(session.run([Ask(one, [rows])], compress="prompt", seed=5))
-    finally:
-        del session._decode  # type: ignore[method-assign]
-    ahead, whole, real = seen
+    monkeypatch.setattr(Batch, "advance", spy)
+    few, all_of_it = Delayed(keep=0.5, late=4), Oracle(keep=0.5)
+    rows = [Row(one.name, one) for one in (FULL, Stack("few", evict=few), Stack("all", evict=all_of_it))]
+    list(session.run([Ask(one, [rows])], compress="prompt", seed=5))
+    ahead, whole, real = ([rows.states[0].thought, rows.states[0].tokens] for rows in decoded)
     assert whole == real
     assert ahead == ([[], real[1][:5]] if think is None else [real[0], []])  # 4 looks, and the token not fed
 

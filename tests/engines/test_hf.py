@@ -298,7 +298,7 @@ def test_a_broken_row_does_not_lead_the_others_astray(session: HFSession, monkey
 
 
 def test_without_a_baseline_nothing_is_followed(session: HFSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = session._batch
+    real = session._seat
 
     def out_of_memory(*arguments: object) -> object:
         rows = arguments[1]
@@ -306,7 +306,7 @@ def test_without_a_baseline_nothing_is_followed(session: HFSession, monkeypatch:
             raise RuntimeError("out of memory")
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(session, "_batch", out_of_memory)
+    monkeypatch.setattr(session, "_seat", out_of_memory)
     answers = run(session, sample(1, new=10, follow=True), [FULL, Stack("window", evict=Window(keep=0.1))])
     assert answers["full"].response is None and answers["window"].response is None
     assert "nothing to follow" in answers["window"].error and answers["window"].fault == "infrastructure"

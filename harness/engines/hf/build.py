@@ -75,12 +75,11 @@ class LayerBuilder:
         layer = JointLayer(buckets, self.prompt.tokens, self.window, self.heads)
         if watch is not None and self.window is None:
             capacity = self.prompt.tokens + self.new_tokens
-            mine = isinstance(watch, int)
-            layer.watch = Watch(watch, self.heads, capacity, self.layer.keys.device) if mine else watch
-            self._follow_losses(layer, slots, capacity)
+            watcher = Watch(self.heads, capacity, self.layer.keys.device) if isinstance(watch, int) else watch
+            self._follow_losses(layer, slots, watcher)
         layer.buckets = [self._alive(bucket, layer, by_row) for bucket in buckets]
-        if isinstance(watch, int):
-            layer.watching(watch)
+        if isinstance(watch, int) and self.window is None:
+            layer.watching({watch: watcher})
         counts = [tuple(slot.length for slot in mine) for mine in by_row]
         return layer, [mine if len(mine) == self.heads else mine * self.heads for mine in counts]
 
@@ -226,14 +225,14 @@ class LayerBuilder:
             self._rope()  # or say at once that there is none
         format = self.formats[row]
         make = None if format is None else partial(self._store, format)
-        return EvictingBucket(bucket, policy, view, self.prompt.tokens, make, layer.trails.get(row), layer.watch)
+        return EvictingBucket(bucket, policy, view, self.prompt.tokens, make, layer.trails.get(row))
 
-    def _follow_losses(self, layer: JointLayer, slots: list[Slot], capacity: int) -> None:
+    def _follow_losses(self, layer: JointLayer, slots: list[Slot], watch: Watch) -> None:
         for slot in slots:
             evict = self.stacks[slot.row].evict
             if evict is None or evict.selects_reads:
                 continue
-            trail = layer.trails.setdefault(slot.row, Trail(self.heads, capacity, self.layer.keys.device))
+            trail = layer.trails.setdefault(slot.row, Trail(watch, self.layer.keys.device))
             if slot.chosen is not None:
                 for head, kept in zip(
                     range(self.heads) if slot.head is None else [slot.head], slot.chosen, strict=True
@@ -261,7 +260,7 @@ def build(
     shared: dict[tuple[int, int], Store] = {}
     for index in range(len(prompt.layers)):
         mine = [format[index] for format in formats]
-        watching = beside.joint[index].watch if beside else watch
+        watching = next(iter(beside.joint[index].watches.values()), None) if beside else watch
         layer, counts = LayerBuilder(prompt, index, stacks, mine, new_tokens).build(watching, shared)
         layers.append(layer)
         by_layer.append(counts)

@@ -38,6 +38,8 @@ class HFEngine(Engine):
         prefill_chunk: tokens fed at once; bounds the memory of long prompts. With an exact prefill it changes no result beyond
             rounding; with a chunked one it is the chunk that reads the stored past.
         threads: CPU threads; 0 leaves torch's own choice.
+        rows: rows that decode together, if several samples share a batch; those of one sample always do. Bounded by free memory
+            too. It changes no result beyond rounding.
     """
 
     name: ClassVar[str] = "hf"
@@ -45,12 +47,15 @@ class HFEngine(Engine):
 
     prefill_chunk: int = 1024
     threads: int = 0
+    rows: int = 32
 
     def __post_init__(self) -> None:
         if self.prefill_chunk < 1:
             raise ValueError(f"engine.prefill_chunk must be 1 or more, got {self.prefill_chunk}")
         if self.threads < 0:
             raise ValueError(f"engine.threads must be 0 or more, got {self.threads}")
+        if self.rows < 1:
+            raise ValueError(f"engine.rows must be 1 or more, got {self.rows}")
 
     def resolve(self, stack: Stack) -> Stack:
         return stack.settled(
@@ -137,7 +142,7 @@ class HFEngine(Engine):
             attn_implementation="sdpa",
             trust_remote_code=bool(model.get("trust_remote_code", False)),
         ).eval()
-        session = HFSession(loaded, facts, self.spec())
+        session = HFSession(loaded, facts, self.spec(), self.rows)
         try:
             yield session
         finally:

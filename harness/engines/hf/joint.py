@@ -1,4 +1,4 @@
-"""The joint cache: many strategies of one sample decode as one batch, each row on its own store.
+"""The joint cache: many strategies, of one sample or of several, decode as one batch, each row on its own store.
 
 What has one length in a layer forms a *bucket* and is read by one attention call without a mask: whole rows, or single heads
 of rows whose heads keep different numbers of tokens. Within a bucket, what has one number format forms a *group* and is packed
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from strategies.base import Store
 
 # what is cached of some tokens, ``[R, 1, n, r]`` and ``[R, 1, n, p]``, to keys and values ``[R, H, n, d]``: the model's own
 Expand = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+T = TypeVar("T")
 
 
 @dataclass
@@ -175,24 +177,23 @@ class JointLayer(CacheLayerMixin):
     def __init__(self, buckets: list[Bucket], tokens: int, window: int | None, heads: int) -> None:
         super().__init__()
         self.buckets = buckets
-        self.tokens = tokens  # seen, not held
+        self.tokens = tokens  # seen, not held, by the row that has seen most
         self.window = window
         self.heads = heads
-        self.watch: Watch | None = None
+        self.watches: dict[int, Watch] = {}  # by row whose attention is noted
         self.trails: dict[int, Trail] = {}  # by row that drops tokens
         self.arrivals: dict[int, Callable[[], None]] = {}  # by row whose tokens are away: brings them back
-        self._watched: tuple[Bucket, int] | None = None  # where the watched row is
+        self._watched: list[tuple[Watch, int, Bucket, int]] = []  # with the row, and where it is
         self.is_initialized = True
 
-    def watching(self, row: int | None) -> None:
-        """The watched row is now this one of the batch, or has left it."""
-        self._watched = None
-        for bucket in self.buckets:
-            rows = bucket.rows.tolist()
-            if bucket.heads is None and row in rows:
-                self._watched = bucket, rows.index(row)
-        if self.watch:
-            self.watch.row = row
+    def watching(self, watches: dict[int, Watch]) -> None:
+        """These rows of the batch are watched from here on."""
+        self.watches, self._watched = watches, []
+        for bucket in self.buckets if watches else ():
+            if bucket.heads is None:
+                for slot, row in enumerate(bucket.rows.tolist()):
+                    if row in watches:
+                        self._watched.append((watches[row], row, bucket, slot))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: a joint layer is born filled."""
@@ -213,10 +214,9 @@ class JointLayer(CacheLayerMixin):
         for one bucket at a time.
         """
         grouped = query.unflatten(1, (query.shape[1] if expand else self.heads, -1))
-        if self.watch and self._watched:
-            bucket, slot = self._watched
+        for watch, row, bucket, slot in self._watched:
             keys, _ = bucket.dense(slice(slot, slot + 1), 0, expand)
-            self.watch.saw(query[self.watch.row], keys[0], scaling)
+            watch.saw(query[row], keys[0], scaling)
         if len(self.buckets) == 1 and self.buckets[0].heads is None:  # its rows are the batch, in some order
             bucket = self.buckets[0]
             out = bucket.attend(bucket.own(grouped), scaling, self.window, expand)
@@ -241,7 +241,7 @@ class JointLayer(CacheLayerMixin):
 class JointCache(Cache):
     """The caches of all rows of a batch. ``layers`` are the model's: joint ones, and linear-attention ones of the library's.
 
-    ``offsets`` ``[B]`` is by how much each row's positions lag behind the tokens seen, after its keys moved together.
+    ``offsets`` ``[B]`` is by how much each row's positions lag behind the tokens it has seen, after its keys moved together.
     ``counts`` holds, by row and layer, the tokens that each head kept of the prompt.
     """
 
@@ -269,6 +269,8 @@ class JointCache(Cache):
         kept = torch.tensor(keep)
         renumbered = torch.full((rows,), -1)
         renumbered[kept] = torch.arange(len(keep))
+        places = {row: place for place, row in enumerate(keep)}
+        self.counts = [self.counts[row] for row in keep]
         self.offsets = self.offsets[kept.to(self.offsets.device)]
         for state in self.linear:
             state.reorder_cache(kept)
@@ -285,13 +287,13 @@ class JointCache(Cache):
                     bucket.rows = renumbered.to(device)[bucket.rows]
                 survivors.append(bucket)
             layer.buckets = survivors
-            layer.trails = {keep.index(row): trail for row, trail in layer.trails.items() if row in keep}
-            layer.arrivals = {keep.index(row): bring for row, bring in layer.arrivals.items() if row in keep}
-            if layer.watch and layer.watch.row is not None:
-                layer.watching(keep.index(layer.watch.row) if layer.watch.row in keep else None)
+            layer.trails = _moved(layer.trails, places)
+            layer.arrivals = _moved(layer.arrivals, places)
+            layer.watching(_moved(layer.watches, places))
 
     def join(self, other: JointCache, mine: list[int], theirs: list[int]) -> None:
-        """Take in the rows of ``other``, a cache of as many tokens; both sides' rows get the numbers given."""
+        """Take in the rows of ``other``, whatever they have seen; both sides' rows get the numbers given."""
+        here, there = dict(enumerate(mine)), dict(enumerate(theirs))
         offsets = self.offsets.new_zeros(len(mine) + len(theirs))
         offsets[mine], offsets[theirs] = self.offsets, other.offsets
         counts = dict(zip((*mine, *theirs), (*self.counts, *other.counts), strict=True))
@@ -303,10 +305,10 @@ class JointCache(Cache):
                 for bucket in buckets:
                     bucket.rows = torch.tensor(numbers, device=bucket.rows.device)[bucket.rows]
             layer.buckets += more.buckets
-            layer.trails = {mine[row]: trail for row, trail in layer.trails.items()}
-            layer.trails |= {theirs[row]: trail for row, trail in more.trails.items()}
-            if layer.watch and layer.watch.row is not None:
-                layer.watching(mine[layer.watch.row])
+            layer.tokens = max(layer.tokens, more.tokens)
+            layer.trails = _moved(layer.trails, here) | _moved(more.trails, there)
+            layer.arrivals = _moved(layer.arrivals, here) | _moved(more.arrivals, there)
+            layer.watching(_moved(layer.watches, here) | _moved(more.watches, there))
 
     def bring_back(self, row: int) -> None:
         """A row that has finished before its tokens were needed gets them back all the same, whoever decodes beside it."""
@@ -317,8 +319,8 @@ class JointCache(Cache):
     def stop_watching(self, running: list[bool]) -> None:
         """A watched row that has finished may stay in the batch for a while; what it is fed there does not count."""
         for layer in self.joint:
-            if layer.watch and layer.watch.row is not None and not running[layer.watch.row]:
-                layer.watching(None)
+            if not all(running[row] for row in layer.watches):
+                layer.watching({row: watch for row, watch in layer.watches.items() if running[row]})
 
     def settle(self) -> None:
         """After a step: rows whose keys have moved together lag behind by more."""
@@ -371,8 +373,8 @@ class JointCache(Cache):
                         for row, value in zip(bucket.rows[slots].tolist(), by_row.tolist(), strict=True):
                             add(row, key, float(value))
             for row, trail in layer.trails.items():
-                if layer.watch and layer.watch.queries:
-                    for key, value in zip(("_lost", "_paid", "missed_tokens"), trail.lost(layer.watch), strict=True):
+                if trail.watch.queries:
+                    for key, value in zip(("_lost", "_paid", "missed_tokens"), trail.lost(), strict=True):
                         add(row, key, float(value))
         for facts in totals:
             if layers := facts.pop("_evicting_layers", 0.0):
@@ -380,3 +382,8 @@ class JointCache(Cache):
             if paid := facts.pop("_paid", 0.0):
                 facts["attention_kept"] = 1 - facts.pop("_lost") / paid
         return totals
+
+
+def _moved(by_row: dict[int, T], places: dict[int, int]) -> dict[int, T]:
+    """What belongs to rows, under their new numbers; without the rows that have none."""
+    return {places[row]: what for row, what in by_row.items() if row in places}

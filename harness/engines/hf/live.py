@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from harness.engines.hf.joint import Bucket, Expand, Group
 from harness.engines.hf.observe import weights
-from harness.engines.hf.trail import Trail, Watch
+from harness.engines.hf.trail import Trail
 from strategies.base import Evict, LayerView, Store
 
 # of keys and values ``[1, H, m, d]``, their positions ``[1, H, m]`` and the number of tokens seen
@@ -32,11 +32,10 @@ class EvictingBucket(Bucket):
         seen: int,
         make: Make | None,
         trail: Trail | None,
-        watch: Watch | None,
     ) -> None:
         super().__init__(base.rows, base.heads, base.keys, base.values, base.length, base.groups)
         self.policy, self.view, self.make = policy, view, make
-        self.trail, self.watch = trail, watch
+        self.trail = trail
         heads, capacity = self.keys.shape[1:3]
         self.original = torch.zeros(heads, capacity, dtype=torch.long, device=self.keys.device)
         assert view.positions is not None
@@ -119,10 +118,10 @@ class EvictingBucket(Bucket):
         return torch.where(known, self.view.spans[where.clamp(max=len(self.view.spans) - 1)], -1)
 
     def _note(self, chosen: Tensor) -> None:
-        if self.trail and self.watch:
+        if self.trail:
             positions = self.original[:, : self.length]
             stays = torch.zeros_like(positions, dtype=torch.bool).scatter_(1, chosen, True)
-            self.trail.drop(positions, stays, self.watch)
+            self.trail.drop(positions, stays)
 
     def facts(self) -> dict[str, Tensor]:
         one = torch.ones(1, dtype=torch.long)

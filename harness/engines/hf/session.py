@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -29,19 +26,23 @@ from harness.engines.base import (
     Traffic,
     chance,
 )
+from harness.engines.hf import device_memory
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
-from harness.engines.hf.decode import Reference, decode, feed, follow
+from harness.engines.hf.company import Company, Seat, failed
+from harness.engines.hf.decode import Batch, feed
 from harness.engines.hf.joint import JointCache
 from harness.engines.hf.journey import Depot, Journey
 from harness.engines.hf.prefill import Prefilled, prefill, reread
 from harness.engines.hf.reuse import PrefixCache
 from harness.engines.hf.row import RowState
+from harness.engines.hf.rows import FollowingRows, FreeRows, Reference, Rows
 from harness.engines.hf.sampling import Sampler
 from harness.engines.hf.timing import Timing
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
+from harness.engines.hf.work import Source, Work, source_of
 from harness.types import Evidence, Memory, Sample, Served, digest
-from strategies.base import UNMOVED, Calibration, Format, Moved, Offload, Prefix
+from strategies.base import UNMOVED, Calibration, Format, Moved, Offload
 from strategies.stack import Stack
 
 CALIBRATION_PIECE = 1024  # tokens of a calibration text that are prefilled together
@@ -52,49 +53,15 @@ REREAD = (  # what asks for the prompt once more (KVzip): its first chunk, and a
 LAYOUT = 1  # of what goes to a tier; raised when the same key would lead to other bytes
 CHANCE_BITS = 48  # of a sample's seed
 CALIBRATION_QUERIES = 64  # last queries of each piece that calibrating layers may measure attention with
-
-
-# Where a prompt comes from: computed as a whole, or put together by a prefix layer for policies that vote with so many queries,
-# which are computed. What a strategy reuses must not depend on those beside it.
-Source = tuple[Prefix, int] | None
-
-
-@dataclass(frozen=True)
-class _Work:
-    """One sample after its prefill."""
-
-    sample: Sample
-    tokens: PromptTokens
-    prompts: Mapping[Source, Prefilled]
-    compress: Compress
-    prefill: Prefill
-    stored: bool  # whether an earlier process has stored what goes to a tier
-    seed: int
-    most: int  # tokens that a row may say
-    reference: Reference
-    began: float  # perf_counter, before the prefill
-
-    @property
-    def prompt(self) -> Prefilled:
-        """Any of the prompts, where only what they have in common matters."""
-        return next(iter(self.prompts.values()))
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """What is in the cache when it is compressed."""
-        return (self.tokens.context + self.tokens.rest)[: self.prompt.tokens]
-
-    @property
-    def question(self) -> list[int]:
-        """What the exact prefill has not seen and every row still has to read."""
-        return (self.tokens.context + self.tokens.rest)[self.prompt.tokens :]
+SHARE = 0.5  # of the free memory that one more sample may be expected to take to decode beside others
 
 
 class HFSession(Session):
     """A loaded transformers model."""
 
-    def __init__(self, model: PreTrainedModel, facts: ModelFacts, engine: Mapping[str, Any]) -> None:
+    def __init__(self, model: PreTrainedModel, facts: ModelFacts, engine: Mapping[str, Any], rows: int) -> None:
         self.model = model
+        self.together = rows  # and so many rows decode together, if several samples share a batch
         self.about = facts
         self.engine = engine  # its spec
         self.chunk: int = engine["prefill_chunk"]
@@ -147,8 +114,32 @@ class HFSession(Session):
         start: Start = "cold",
         seed: int,
     ) -> Iterator[Answer]:
-        for ask in asks:
-            yield from self._answer(ask.sample, ask.batches, compress, prefill, start, seed)
+        company = Company(self.model, self._seat, self._answers)
+        try:
+            for ask in asks:
+                while len(company) and not self._has_room(company, ask):
+                    yield from company.advance()
+                work = yield from self._prefilled(ask, compress, prefill, start, seed)
+                if work:
+                    yield from company.take_in(work)
+            while len(company):
+                yield from company.advance()
+        finally:
+            company.leave()
+
+    def _has_room(self, company: Company, ask: Ask) -> bool:
+        """Whether a sample can decode beside those that do, by rows and by memory.
+
+        Each of its prompts takes what the full cache does, and a row at most as much again, to compute on, beside its store.
+        """
+        rows = [row.stack for row in ask.batches[0]]
+        if len(company) + len(rows) > self.together:
+            return False
+        prompts = {source_of(row.stack) for batch in ask.batches for row in batch}
+        tokens = self.tokenizer.prompt_tokens(ask.sample) + self.tokenizer.new_tokens(ask.sample)
+        stored = [stack.formula_bytes(tokens, self.about.shape) for stack in (Stack("full"), *rows)]
+        needed = (len(prompts) + len(rows)) * stored[0] + sum(stored[1:])
+        return needed <= SHARE * device_memory.free_bytes(self.model.device)
 
     def serve(self, stack: Stack, traffic: Traffic, *, seed: int) -> Served:
         def compute(prompt: Prompt) -> Prefilled:
@@ -158,26 +149,20 @@ class HFSession(Session):
         in_flight = traffic.in_flight or len(traffic.prompts)
         return Timing(self.model, self.about, stack, compute).serve(traffic.prompts, in_flight)
 
-    def _answer(
-        self,
-        sample: Sample,
-        batches: Sequence[Sequence[Row]],
-        compress: Compress,
-        prefill: Prefill,
-        start: Start,
-        seed: int,
-    ) -> Iterator[Answer]:
-        """One sample, prefilled once."""
-        began = time.perf_counter()
+    def _prefilled(
+        self, ask: Ask, compress: Compress, prefill: Prefill, start: Start, seed: int
+    ) -> Generator[Answer, None, Work | None]:
+        """One sample, prefilled once for all rows; yields the answers of those for which that fails."""
+        began, sample = time.perf_counter(), ask.sample
         tokens = self.tokenizer.prompt(sample)
         asking = _other(sample) if compress == "other" else sample
         asked = self.tokenizer.prompt(asking) if compress == "other" else tokens
         exact = asked.context if compress == "context" else asked.context + asked.rest
-        everyone = [row for rows in batches for row in rows]
+        everyone = [row for rows in ask.batches for row in rows]
         prompts: dict[Source, Prefilled] = {}
         # the baseline's source comes first: computed as a whole
-        for source in dict.fromkeys(_source(row.stack) for row in everyone):
-            mine = [row for row in everyone if _source(row.stack) == source]
+        for source in dict.fromkeys(source_of(row.stack) for row in everyone):
+            mine = [row for row in everyone if source_of(row.stack) == source]
             try:
                 cache = self._prefix_cache(source)
                 if cache and start == "warm":
@@ -185,32 +170,25 @@ class HFSession(Session):
                 prompts[source] = self._prefill(asked, exact, [row.stack for row in mine], asking, seed, cache)
             except Exception as error:
                 lost = mine if prompts else everyone
-                yield from (_failed(row, sample, tokens, error, time.perf_counter() - began) for row in lost)
+                yield from (failed(row, sample, tokens, error, time.perf_counter() - began) for row in lost)
                 if not prompts:
-                    return
-        batches = [[row for row in rows if _source(row.stack) in prompts] for rows in batches]
+                    return None
+        batches = [[row for row in rows if source_of(row.stack) in prompts] for rows in ask.batches]
         if compress == "other":
             prompts = {source: prompt.beginning(len(tokens.context)) for source, prompt in prompts.items()}
-        reference = Reference(leader=everyone[0])
-        most, stored = self.tokenizer.new_tokens(sample), start == "restarted"
-        work = _Work(sample, tokens, prompts, compress, prefill, stored, seed, most, reference, began)
-        for rows in filter(None, batches):
-            yield from self._isolated(work, rows)
-
-    def _isolated(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
-        """Answer the rows together; if that raises (out of memory, a broken layer), one by one, so others are spared."""
-        try:
-            answers = list(self._batch(work, rows))
-        except Exception as error:
-            if work.reference.leader in rows:  # what a broken batch has led to is not followed
-                work.reference.tokens.clear()
-                work.reference.log_probs.clear()
-            if len(rows) == 1:
-                traceback.print_exc()
-                answers = [_failed(rows[0], work.sample, work.tokens, error, time.perf_counter() - work.began)]
-            else:
-                answers = [answer for row in rows for answer in self._isolated(work, [row])]
-        yield from answers
+        return Work(
+            sample=sample,
+            batches=[rows for rows in batches if rows],
+            tokens=tokens,
+            prompts=prompts,
+            compress=compress,
+            prefill=prefill,
+            stored=start == "restarted",
+            seed=seed,
+            most=self.tokenizer.new_tokens(sample),
+            reference=Reference(leader=everyone[0]),
+            began=began,
+        )
 
     def _prefix_cache(self, source: Source) -> PrefixCache | None:
         """What is kept of earlier prompts, if the prompt is to be put together from that."""
@@ -251,45 +229,56 @@ class HFSession(Session):
         # the last token said is not fed, so one more is said than looks; who follows does not stop at words
         most, stop = min(steps + 1, self.tokenizer.new_tokens(sample)), () if sample.follow else sample.stop
         ahead = replace(sample, stop=stop, follow=False)
-        full = Stack("full")
-        reference = Reference(Row("", full))
-        work = _Work(ahead, tokens, {None: prompt}, "prompt", "exact", False, seed, most, reference, 0.0)
-        cache, logits = self._filled(work, [full], watch=0)
-        self._decode(work, cache, logits, [])
-        masses = [layer.watch.mass[:, : prompt.tokens] if layer.watch else None for layer in cache.joint]
+        full = Row("", Stack("full"))
+        batches, prompts, reference = [[full]], {None: prompt}, Reference(full)
+        work = Work(ahead, batches, tokens, prompts, "prompt", "exact", False, seed, most, reference, 0.0)
+        cache, logits = self._filled(work, [full.stack], watch=0)
+        watches = [layer.watches.get(0) for layer in cache.joint]
+        batch = Batch(self.model)
+        batch.join(self._said(work, [full]), cache, self._asked(work, cache, logits))
+        batch.advance()
+        masses = [watch.mass[:, : prompt.tokens] if watch else None for watch in watches]
         return replace(prompt, futures={**prompt.futures, steps: masses})
 
-    def _batch(self, work: _Work, rows: Sequence[Row]) -> Iterator[Answer]:
-        _reset_peak(self.model)
+    def _seat(self, work: Work, rows: Sequence[Row]) -> tuple[Seat, JointCache, Tensor]:
+        """The rows after their prompt and question, with their cache and their logits ``[R, V]``."""
+        said = self._said(work, rows)
         costs = work.reference.leader in rows and any(row.stack.evict for row in rows)
         watch = rows.index(work.reference.leader) if costs else None
         cache, logits = self._filled(work, [row.stack for row in rows], watch=watch)
         stored, kept = cache.stored_bytes(len(rows)), cache.counts
-        journeys = self._sent(work, cache, rows)
+        seat = Seat(work, rows, said, stored, kept, self._sent(work, cache, rows))
         try:
-            states = self._decode(work, cache, logits, rows)
-        finally:
-            for at, journey in journeys.items():
-                if not rows[at].stack.offload.persist:  # type: ignore[union-attr]
-                    journey.forget()
-        peak, seconds = _peak_bytes(self.model), time.perf_counter() - work.began
-        for at, (row, size, counts, (state, fidelity)) in enumerate(zip(rows, stored, kept, states, strict=True)):
-            moved = journeys[at].moved() if at in journeys else UNMOVED
-            lost = "; ".join(moved.lost) if row.stack.offload and row.stack.offload.on_loss == "fail" else ""
-            response = None if lost else state.response(fidelity)
-            yield Answer(
-                cell=row.cell,
-                sample_id=work.sample.id,
-                prompt_hash=work.tokens.hash,
-                response=response,
-                evidence=self._evidence(row.stack, work, counts, state, size, moved),
-                memory=self._memory(row.stack, work.prompt, counts, size, state, peak),
-                error=lost or state.error,
-                fault="infrastructure" if lost else None if response else "model",
-                seconds=seconds,
-            )
+            return seat, cache, self._asked(work, cache, logits)
+        except Exception:
+            seat.forget()
+            raise
 
-    def _sent(self, work: _Work, cache: JointCache, rows: Sequence[Row]) -> dict[int, Journey]:
+    def _answers(self, seat: Seat) -> list[Answer]:
+        work, seconds = seat.work, time.perf_counter() - seat.work.began
+        measured = seat.said.fidelity()
+        answers = []
+        for at, (row, state) in enumerate(zip(seat.rows, seat.said.states, strict=True)):
+            moved = seat.journeys[at].moved() if at in seat.journeys else UNMOVED
+            lost = "; ".join(moved.lost) if row.stack.offload and row.stack.offload.on_loss == "fail" else ""
+            response = None if lost else state.response(measured[at])
+            counts, size = seat.kept[at], seat.stored[at]
+            answers.append(
+                Answer(
+                    cell=row.cell,
+                    sample_id=work.sample.id,
+                    prompt_hash=work.tokens.hash,
+                    response=response,
+                    evidence=self._evidence(row.stack, work, counts, state, size, moved),
+                    memory=self._memory(row.stack, work.prompt, counts, size, state, seat.peak_bytes),
+                    error=lost or state.error,
+                    fault="infrastructure" if lost else None if response else "model",
+                    seconds=seconds,
+                )
+            )
+        return answers
+
+    def _sent(self, work: Work, cache: JointCache, rows: Sequence[Row]) -> dict[int, Journey]:
         """The rows whose tokens go to a tier, on their way."""
         journeys = {}
         for at, stack in enumerate(row.stack for row in rows):
@@ -307,10 +296,10 @@ class HFSession(Session):
                 )
         return journeys
 
-    def _alone(self, work: _Work, stack: Stack) -> JointCache:
+    def _alone(self, work: Work, stack: Stack) -> JointCache:
         return self._filled(work, [stack], watch=None)[0]
 
-    def _address(self, work: _Work, stack: Stack) -> str:
+    def _address(self, work: Work, stack: Stack) -> str:
         """The key under which what ``stack`` stores of a prompt goes to a tier: a digest of all that decides a bit of it."""
         return digest(
             {
@@ -328,13 +317,13 @@ class HFSession(Session):
             32,
         )
 
-    def _filled(self, work: _Work, stacks: Sequence[Stack], *, watch: int | None) -> tuple[JointCache, Tensor]:
+    def _filled(self, work: Work, stacks: Sequence[Stack], *, watch: int | None) -> tuple[JointCache, Tensor]:
         """The rows' cache after the prompt, and their logits ``[B, V]`` after its last token.
 
         ``watch`` is the baseline's row, if what it goes on to look at is to be noted.
         """
         new_tokens = len(work.question) + work.most
-        logits = torch.stack([work.prompts[_source(stack)].logits for stack in stacks])
+        logits = torch.stack([work.prompts[source_of(stack)].logits for stack in stacks])
         cache, there = None, []
         for (source, chunked), rows in self._alike(work, stacks).items():
             prompt, mine = work.prompts[source], [stacks[row] for row in rows]
@@ -352,14 +341,14 @@ class HFSession(Session):
         assert cache is not None
         return cache, logits
 
-    def _alike(self, work: _Work, stacks: Sequence[Stack]) -> dict[tuple[Source, bool], list[int]]:
+    def _alike(self, work: Work, stacks: Sequence[Stack]) -> dict[tuple[Source, bool], list[int]]:
         """Rows that are filled in the same way: from the same prompt, or chunk by chunk. The baseline's come first."""
         alike: dict[tuple[Source, bool], list[int]] = {}
         for row, stack in enumerate(stacks):
-            alike.setdefault((_source(stack), work.prefill == "chunked" and stack.packs), []).append(row)
+            alike.setdefault((source_of(stack), work.prefill == "chunked" and stack.packs), []).append(row)
         return alike
 
-    def _fed(self, work: _Work, stacks: Sequence[Stack], capacity: int) -> tuple[JointCache, Tensor]:
+    def _fed(self, work: Work, stacks: Sequence[Stack], capacity: int) -> tuple[JointCache, Tensor]:
         """The cache of rows that read their prompt chunk by chunk through what they have stored, and their logits."""
         prompt = work.prompt
         cache = build(prompt.empty(), stacks, capacity)
@@ -370,23 +359,23 @@ class HFSession(Session):
         cache.counts = [stack.kept(prompt.tokens, self.about.shape) for stack in stacks]
         return cache, logits
 
-    def _decode(
-        self, work: _Work, cache: JointCache, logits: Tensor, rows: Sequence[Row]
-    ) -> Sequence[tuple[RowState, dict[str, float] | None]]:
-        position = work.prompt.tokens
-        if work.question:
-            asked = torch.tensor([work.question] * len(logits), device=logits.device)
-            with attention(self.model, DECODE):
-                logits = feed(self.model, cache, asked, position)
-            position += len(work.question)
+    def _asked(self, work: Work, cache: JointCache, logits: Tensor) -> Tensor:
+        """The rows' logits after the question, if they still had to read it."""
+        if not work.question:
+            return logits
+        question = torch.tensor([work.question] * len(logits), device=logits.device)
+        with attention(self.model, DECODE):
+            return feed(self.model, cache, question, work.prompt.tokens)
+
+    def _said(self, work: Work, rows: Sequence[Row]) -> Rows:
+        """What the rows are about to say."""
         sampler = Sampler.of(work.sample, work.seed)
+        position = work.prompt.tokens + len(work.question)
         if work.sample.follow:
             lead = work.reference.leader in rows
             exact_start = not work.question and work.prefill == "exact"
-            return follow(
-                self.model,
-                cache,
-                logits,
+            return FollowingRows(
+                len(rows),
                 position,
                 work.sample,
                 self.tokenizer,
@@ -395,15 +384,14 @@ class HFSession(Session):
                 lead=lead,
                 exact_start=exact_start,
             )
-        states = decode(self.model, cache, logits, position, work.sample, self.tokenizer, sampler, work.most)
-        return [(state, None) for state in states]
+        return FreeRows(len(rows), position, work.sample, self.tokenizer, sampler, work.most)
 
     def _evidence(
-        self, stack: Stack, work: _Work, counts: Sequence[tuple[int, ...]], state: RowState, stored: int, moved: Moved
+        self, stack: Stack, work: Work, counts: Sequence[tuple[int, ...]], state: RowState, stored: int, moved: Moved
     ) -> tuple[Evidence, ...]:
         shape, tokens = self.about.shape, work.prompt.tokens
         exact = Stack("full").formula_bytes(tokens, shape)
-        hits = work.prompts[_source(stack)].reused
+        hits = work.prompts[source_of(stack)].reused
         facts = {
             "stored_bytes": float(stored),
             "exact_bytes": float(exact),
@@ -452,31 +440,6 @@ class HFSession(Session):
         )
 
 
-def _source(stack: Stack) -> Source:
-    if stack.prefix is None:
-        return None
-    return stack.prefix, max((policy.query_window for policy in stack.policies), default=0)
-
-
 def _other(sample: Sample) -> Sample:
     """The sample with the question for which its context was compressed before."""
     return replace(sample, question=sample.other, answer_prefix="", other="")
-
-
-def _failed(row: Row, sample: Sample, tokens: PromptTokens, error: Exception, seconds: float) -> Answer:
-    text = f"{type(error).__name__}: {error}"
-    return Answer(row.cell, sample.id, tokens.hash, None, error=text, fault="infrastructure", seconds=seconds)
-
-
-def _reset_peak(model: PreTrainedModel) -> None:
-    if model.device.type == "cuda":
-        for device in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(device)
-
-
-def _peak_bytes(model: PreTrainedModel) -> int:
-    """Allocator peak since the batch began, over all GPUs; on a CPU the process's peak so far, which never falls."""
-    if model.device.type == "cuda":
-        return sum(int(torch.cuda.max_memory_allocated(device)) for device in range(torch.cuda.device_count()))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from harness.engines import process_memory
 from harness.engines.base import ModelFacts, Prompt
+from harness.engines.hf import device_memory
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import feed
@@ -130,11 +131,10 @@ class Timing:
     def _forget_peak(self) -> bool:
         if self.model.device.type != "cuda":
             return process_memory.forget_peak()
-        for device in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(device)
+        device_memory.forget_peak(self.model.device)
         return True
 
     def _peak_bytes(self) -> int | None:
         if self.model.device.type != "cuda":
             return process_memory.peak_bytes()
-        return sum(int(torch.cuda.max_memory_allocated(device)) for device in range(torch.cuda.device_count()))
+        return device_memory.peak_bytes(self.model.device)

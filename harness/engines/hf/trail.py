@@ -15,8 +15,7 @@ class Watch:
     (MLA) all of them, each with keys of its own.
     """
 
-    def __init__(self, row: int, heads: int, capacity: int, device: torch.device) -> None:
-        self.row: int | None = row  # None when it has left the batch
+    def __init__(self, heads: int, capacity: int, device: torch.device) -> None:
         self.mass = torch.zeros(heads, capacity, device=device)
         self.queries = 0
 
@@ -29,23 +28,26 @@ class Watch:
 
 
 class Trail:
-    """Which tokens of one row a layer has dropped, and how much attention they had got by then."""
+    """Which tokens of one row a layer has dropped, and how much attention they had got by then from the row under ``watch``."""
 
-    def __init__(self, heads: int, capacity: int, device: torch.device) -> None:
+    def __init__(self, watch: Watch, device: torch.device) -> None:
+        self.watch = watch
+        heads, capacity = watch.mass.shape
         self.gone = torch.zeros(heads, capacity, dtype=torch.bool, device=device)
         self.before = torch.zeros(heads, capacity, device=device)
 
-    def drop(self, positions: Tensor, stays: Tensor, watch: Watch) -> None:
+    def drop(self, positions: Tensor, stays: Tensor) -> None:
         """Of the tokens at ``positions`` ``[H, n]`` those that do not stay are dropped now."""
         self.gone.scatter_(1, positions, ~stays)
-        self.before.scatter_(1, positions, watch.mass.gather(1, positions).masked_fill(stays, 0.0))
+        self.before.scatter_(1, positions, self.watch.mass.gather(1, positions).masked_fill(stays, 0.0))
 
-    def lost(self, watch: Watch) -> tuple[Tensor, Tensor, Tensor]:
+    def lost(self) -> tuple[Tensor, Tensor, Tensor]:
         """Attention paid to dropped tokens after they were dropped; all attention; and how many dropped tokens were missed.
 
         A token is missed if it got more than an equal share of the attention that was paid.
         """
-        later = (watch.mass - self.before) * self.gone
-        seen = (watch.mass > 0).sum(dim=1, keepdim=True).clamp_min(1)
-        missed = later > watch.queries / seen
-        return later.sum(), watch.mass.sum(), missed.sum()
+        mass = self.watch.mass
+        later = (mass - self.before) * self.gone
+        seen = (mass > 0).sum(dim=1, keepdim=True).clamp_min(1)
+        missed = later > self.watch.queries / seen
+        return later.sum(), mass.sum(), missed.sum()
