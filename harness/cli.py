@@ -25,6 +25,7 @@ kvgate: may this KV-cache setting be switched on, for this model and these tasks
 
   kvgate run    judge strategies against the full-precision cache, task by task
   kvgate bench  measure what they pay: speed, latency and memory of the same settings, in alternation
+  kvgate plan   will it fit, what must move, which layers in which order: arithmetic, before anyone rents a device
   kvgate report rebuild a run's verdict and report from stored cells, also with another margin
   kvgate doctor what is installed, and which layer works on which engine
 
@@ -51,12 +52,14 @@ def _refusals() -> Iterator[None]:
 
 
 def run_jobs(composed: Sequence[tuple[DictConfig, Sequence[str]]], command: str = "run") -> None:
-    """Plan, run, judge and report all points of a grid as one run of ``kvgate run`` or ``kvgate bench``."""
+    """Carry out all points of a grid as one job of ``kvgate run``, ``kvgate bench`` or ``kvgate plan``."""
     global exit_code
     from harness.plan import Job
 
     if command == "bench":
         from harness.bench.command import bench as carry_out
+    elif command == "plan":
+        from harness.sizing.command import plan as carry_out
     else:
         from harness.commands import run as carry_out
 
@@ -73,6 +76,11 @@ def run(config: DictConfig) -> None:
 @hydra.main(version_base="1.3", config_path=CONF, config_name="bench")
 def bench(config: DictConfig) -> None:
     run_jobs([(config, list(hydra.core.hydra_config.HydraConfig.get().overrides.task))], "bench")
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="plan")
+def plan(config: DictConfig) -> None:
+    run_jobs([(config, list(hydra.core.hydra_config.HydraConfig.get().overrides.task))], "plan")
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="report")
@@ -95,8 +103,22 @@ def doctor(config: DictConfig) -> None:
         print(json.dumps(facts, indent=1) if config.format == "json" else doctors.doctor_text(facts))
 
 
-COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "bench": bench, "report": report, "doctor": doctor}
-BARE_WORDS = {"report": "run"}  # a bare word of this command is this key's value
+COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "bench": bench, "plan": plan, "report": report, "doctor": doctor}
+BARE_WORDS = {"report": "run", "plan": "show"}  # a bare word of this command is this key's value
+VALUED = (
+    "--config-dir",
+    "-cd",
+    "--config-name",
+    "-cn",
+    "--config-path",
+    "-cp",
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--info",
+    "-i",
+)
 LISTS = ("compare",)  # commas in these values part the names of a list, and never make a sweep
 TEXTS = ("gen.think_open", "gen.think_close")  # these values are texts whatever signs are in them
 
@@ -106,8 +128,7 @@ def main() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us, and are told in one message
     schema.register()
     command = _command()
-    words = [_as_override(command, word) for word in sys.argv[1:]]
-    sys.argv = [f"kvgate {command}", *words]
+    sys.argv = [f"kvgate {command}", *_as_overrides(command, sys.argv[1:])]
     try:
         COMMANDS[command]()
     except (HydraException, OmegaConfBaseException) as error:
@@ -151,15 +172,24 @@ def _completed_command() -> str:
     return command
 
 
-def _as_override(command: str, word: str) -> str:
-    """A word as Hydra reads it: a bare word is the value of its key, and names with commas between them are a list."""
+def _as_overrides(command: str, words: Sequence[str]) -> list[str]:
+    """Words as Hydra reads them: a bare word is the value of its key; it comes last, where options like -m do not part it."""
+    key = BARE_WORDS.get(command)
+    first, last = [], []
+    for before, word in zip(["", *words], words, strict=False):
+        bare = key and before not in VALUED and "=" not in word and not word.startswith(("-", "~"))
+        (last if bare else first).append(f"{key}='{word}'" if bare else _as_override(word))
+    return first + last
+
+
+def _as_override(word: str) -> str:
+    """A word as Hydra reads it: names with commas between them are a list, and some values are texts."""
     field, _, value = word.partition("=")
     if field in LISTS and not value.startswith("["):
         return f"{field}=[{','.join(_quoted(name.strip()) for name in value.split(','))}]"
     if field in TEXTS and value[:1] not in ("'", '"'):
         return f"{field}={_quoted(value)}"
-    key = BARE_WORDS.get(command)
-    return f"{key}='{word}'" if key and not word.startswith("-") and "=" not in word else word
+    return word
 
 
 def _quoted(text: str) -> str:

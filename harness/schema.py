@@ -87,6 +87,7 @@ class RunSchema:
     history: str = MISSING
     calibration: CalibrationSchema = field(default_factory=CalibrationSchema)
     gen: GenSchema = field(default_factory=GenSchema)
+    scenario: Any = None
     name: str = MISSING
     results_dir: str = MISSING
     dry_run: bool = False
@@ -103,9 +104,35 @@ class BenchSchema:
     pairs: int = MISSING
     seed: int = MISSING
     calibration: CalibrationSchema = field(default_factory=CalibrationSchema)
+    scenario: Any = None
     name: str = MISSING
     results_dir: str = MISSING
     dry_run: bool = False
+
+
+@dataclass
+class PlanSchema:
+    model: Any = MISSING
+    strategy: Any = MISSING
+    formats: Any = MISSING
+    hardware: Any = MISSING
+    scenario: Any = None
+    context: int = MISSING
+    output_tokens: int = MISSING
+    requests_s: float = MISSING
+    in_flight: int = MISSING
+    hit_share: float | None = None
+    kept_requests: int = MISSING
+    devices: int = MISSING
+    utilization: float = MISSING
+    weight_bits: float | None = None
+    kv_gib: float | None = None
+    prefill_tokens_s: float | None = None
+    sites: int = MISSING
+    site_bytes_s: float = MISSING
+    show: str = MISSING
+    format: str = MISSING
+    results_dir: str = MISSING
 
 
 @dataclass
@@ -139,6 +166,7 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="base_run", node=RunSchema)
     store.store(name="base_bench", node=BenchSchema)
+    store.store(name="base_plan", node=PlanSchema)
     store.store(name="base_report", node=ReportSchema)
     store.store(name="base_doctor", node=DoctorSchema)
     OmegaConf.register_new_resolver("scratch", _scratch, use_cache=True, replace=True)

@@ -14,6 +14,7 @@ from harness.engines.base import Engine
 from harness.engines.hf.engine import HFEngine
 from harness.make import make
 from harness.plan import Job
+from harness.sizing.hardware import hardware_of
 from harness.stacks import make_stack
 from harness.types import BadInput
 from strategies.base import KVShape, Layer
@@ -48,15 +49,18 @@ def job(*overrides: str) -> Job:
 
 @pytest.mark.parametrize("group, option", OPTIONS, ids=lambda x: str(x))
 def test_an_option_composes_and_builds(group: str, option: str) -> None:
-    if group in ("load", "hardware"):
-        config = composed("bench", f"{group}={option}")
-        if group == "load":
-            if option == "links":
-                assert make(config["load"], "load").name == option
-                return
-            loads = [point.load for point in points_of(config["load"])]
-            asked = ["load.path must be a trace, a JSONL file, got null"] if option == "trace" else []
-            assert all(load.name == option and load.problems(8192) == asked for load in loads)
+    if group in ("hardware", "hardware/tiers"):
+        built = hardware_of(composed("plan", f"{group}={option}")["hardware"])
+        assert built.name == (option if group == "hardware" else "h100")
+        return
+    if group == "load":
+        config = composed("bench", f"load={option}")["load"]
+        if option == "links":
+            assert make(config, "load").name == option
+            return
+        loads = [point.load for point in points_of(config)]
+        asked = ["load.path must be a trace, a JSONL file, got null"] if option == "trace" else []
+        assert all(load.name == option and load.problems(8192) == asked for load in loads)
         return
     if group == "experiment":
         config = composed("run", f"experiment={option}")
@@ -81,7 +85,7 @@ def test_an_option_composes_and_builds(group: str, option: str) -> None:
         assert isinstance(make(config["engine"], "engine"), Engine)
 
 
-@pytest.mark.parametrize("command", ["run", "bench", "report", "doctor"])
+@pytest.mark.parametrize("command", ["run", "bench", "plan", "report", "doctor"])
 def test_a_primary_config_composes(command: str) -> None:
     assert composed(command, *(["run=x"] if command == "report" else []))
 

@@ -36,6 +36,7 @@ BANNED = {
     "harness/bench/facts.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/bench/notes.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/bench/quality.py": ["torch", "transformers", "harness.engines", "strategies"],
+    "harness/sizing": ["torch", "transformers", "vllm", "harness.engines", "strategies", "tasks", "hydra", "omegaconf"],
     "harness/judge.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/report": ["torch", "transformers", "harness.engines", "strategies", "tasks", "hydra", "omegaconf"],
     "harness/plan.py": ["torch", "transformers", "hydra", "omegaconf", "strategies.evict", "strategies.quant"],
@@ -44,6 +45,8 @@ BANNED = {
 
 # files that may import what their room may not
 ALLOWED = {
+    "harness/sizing/command.py": ["harness.engines"],  # asks for the model's shape when it runs
+    "harness/sizing/stacks.py": ["harness.engines", "strategies"],  # the layers' own byte formulas
     "strategies/quant/hf_cache.py": ["transformers"],  # its method is the library's own class, imported when it runs
 }
 
@@ -70,6 +73,18 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
                 allowed |= banned in ALLOWED.get(file.relative_to(ROOT).as_posix(), [])
                 within = name == banned or name.startswith(banned + ".")
                 assert allowed or not within, f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_a_plan_s_formulas_need_no_torch() -> None:
+    """All of harness.sizing but the command and what counts the layers' bytes for it."""
+    names = [
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        for path in ROOT.glob("harness/sizing/**/*.py")
+    ]
+    pure = [name for name in names if name not in ("harness.sizing.command", "harness.sizing.stacks")]
+    code = f"import sys, {', '.join(pure)}; print([m for m in ('torch', 'transformers', 'strategies.base') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert len(pure) > 10 and done.stdout.strip() == "[]"
 
 
 def test_only_the_command_line_knows_omegaconf() -> None:

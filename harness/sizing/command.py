@@ -1,0 +1,179 @@
+"""What ``kvgate plan`` does, from composed configurations to tables or JSON."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from harness.plan import Job, mixed
+from harness.report.format import MISSING, general, plain
+from harness.report.tables import Table
+from harness.report.terminal import safe_line, table_text
+from harness.sizing import claims, stored
+from harness.sizing.case import Case, Workload
+from harness.sizing.hardware import Hardware, hardware_of
+from harness.sizing.holding import Holding
+from harness.sizing.section import Section
+from harness.sizing.sections import SECTIONS
+from harness.types import BadInput
+
+SCHEMA = "kvgate.plan/1"
+ALIKE = ("model", "hardware", "formats", "show", "format", "results_dir", *(field.name for field in fields(Workload)))
+ALL, CLAIMS = "all", "claims"
+LONG = 34  # characters; of a column of text; what is longer has its own line
+
+
+def plan(jobs: Sequence[Job], command: Sequence[str]) -> int:
+    """Count, and print what was asked for. Returns the exit code. Raises BadInput with every problem found."""
+    first = jobs[0].config
+    problems = mixed(jobs, ALIKE) + _choices(first)
+    if problems:
+        raise BadInput(*problems)
+    if first["show"] == CLAIMS:
+        told = {CLAIMS: _claims()}
+        facts: dict[str, Any] = {}
+    else:
+        case = case_of(jobs)
+        made = {name: make(case) for name, make in SECTIONS.items() if first["show"] in (ALL, name)}
+        told = {name: section for name, section in made.items() if section}
+        facts = _facts(case)
+        if not told:
+            raise BadInput(
+                f"show={first['show']} has nothing to say of this model on this hardware: rates or tiers are not known"
+            )
+    print(_json(told, facts, command) if first["format"] == "json" else _text(told))
+    return 0
+
+
+def _claims() -> Section:
+    from harness.engines.hf.casts import overflow
+    from harness.sizing.stacks import times_smaller
+
+    return claims.section(times_smaller, overflow())
+
+
+def _choices(config: Mapping[str, Any]) -> list[str]:
+    found = []
+    if config["format"] not in ("text", "json"):
+        found.append(f"format must be text or json, got {config['format']!r}")
+    if config["show"] not in (ALL, CLAIMS, *SECTIONS):
+        found.append(f"show must be one of {ALL}, {CLAIMS}, {', '.join(SECTIONS)}, got {config['show']!r}")
+    return found
+
+
+def case_of(jobs: Sequence[Job]) -> Case:
+    """What is planned. Raises BadInput with what is wrong of workload, hardware, model and strategies, all at once."""
+    from harness.engines.hf.census import shape_of_model
+    from harness.sizing.stacks import holdings_of
+
+    first = jobs[0].config
+    load = Workload(**{field.name: first[field.name] for field in fields(Workload)})
+    problems, hardware, model = load.problems(), None, None
+    try:
+        hardware = hardware_of(first["hardware"])
+    except BadInput as error:
+        problems += error.problems
+    try:
+        model = shape_of_model(first["model"])
+    except BadInput as error:
+        problems += error.problems
+    held: tuple[Holding, ...] = ()
+    left_out: tuple[str, ...] = ()
+    if model is not None:
+        if model.max_tokens and load.context > model.max_tokens:
+            problems.append(
+                f"context must be at most the {model.max_tokens} tokens that {model.name} reads, got {load.context}"
+            )
+        strategies = {_name(job.config["strategy"]): job.config["strategy"] for job in jobs}
+        try:
+            held, left_out = holdings_of(model, strategies, {k: v for k, v in first["formats"].items() if v})
+        except BadInput as error:
+            problems += error.problems
+    if problems or model is None or hardware is None:
+        raise BadInput(*dict.fromkeys(problems))
+    known = stored.read(Path(first["results_dir"]).expanduser())
+    return Case(model, hardware, held, load, known, str((first.get("scenario") or {}).get("name", "")), left_out)
+
+
+def _name(strategy: Mapping[str, Any]) -> str:
+    """A preset's name; one of its slots that was changed on the command line keeps it."""
+    return str(strategy.get("name", "strategy"))
+
+
+def _facts(case: Case) -> dict[str, Any]:
+    return {
+        "model": {
+            "name": case.model.name,
+            "attention": case.model.kind,
+            "layers": len(case.model.layers),
+            "kv_bytes_per_token": case.full.bytes_per_token(case.load.context),
+            "weight_bytes": case.weight_bytes,
+            "fitted": case.model.fitted or None,
+        },
+        "hardware": _known(case.hardware),
+        "load": asdict(case.load),
+        "scenario": case.scenario or None,
+    }
+
+
+def _known(hardware: Hardware) -> dict[str, Any]:
+    facts = asdict(hardware)
+    return {**facts, "tiers": {tier.pop("name"): tier for tier in facts["tiers"]}}
+
+
+def _json(told: Mapping[str, Section], facts: Mapping[str, Any], command: Sequence[str]) -> str:
+    sections = {name: asdict(section) for name, section in told.items()}
+    return json.dumps(
+        {"schema": SCHEMA, "command": " ".join(command), **facts, "sections": sections},
+        indent=1,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+
+
+def _text(told: Mapping[str, Section]) -> str:
+    width = max(shutil.get_terminal_size((120, 24)).columns, 80)
+    return "\n\n".join(_section_text(name, section, width) for name, section in told.items())
+
+
+def _section_text(name: str, section: Section, width: int) -> str:
+    wrap = textwrap.TextWrapper(width=width, subsequent_indent="  ")
+    cells = [{name: _cell(value) for name, value in row.items() if _told(section, name)} for row in section.rows]
+    long = any(len(text) > LONG for row in cells for text in row.values())
+    body = _records(cells, width) if long else _table(cells)
+    lines = [*(f"note: {note}" for note in section.notes), f"> {section.advice}"]
+    said = [wrap.fill(safe_line(line)) for line in lines]
+    return "\n".join([wrap.fill(safe_line(f"[{name}] {section.title}")), "", body, "", *said])
+
+
+def _told(section: Section, name: str) -> bool:
+    """A column that is empty in every row is left out of a text."""
+    return any(row[name] is not None for row in section.rows)
+
+
+def _table(cells: Sequence[Mapping[str, str]]) -> str:
+    rows = tuple(tuple(row.values()) for row in cells)
+    return table_text(Table("", tuple(name.replace("_", " ") for name in cells[0]), rows)).strip("\n")
+
+
+def _records(cells: Sequence[Mapping[str, str]], width: int) -> str:
+    """Rows with texts that are too long for a column: the first value, the short ones behind it, a line for each long one."""
+    wrap = textwrap.TextWrapper(width=width, initial_indent="  ", subsequent_indent="    ")
+    lines = []
+    for row in cells:
+        (_, head), *rest = ((name.replace("_", " "), safe_line(text)) for name, text in row.items())
+        short = ", ".join(f"{name} {text}" for name, text in rest if len(text) <= LONG and text != MISSING)
+        lines += [head, wrap.fill(short)]
+        lines += [wrap.fill(f"{name}: {text}") for name, text in rest if len(text) > LONG]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else general(value, 4)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else plain(value)

@@ -1,0 +1,128 @@
+"""What a results folder knows already: verdicts of runs, and how far measured steps lay from the roofline. Reads files only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness.types import canonical
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a run decided of a stack on one model."""
+
+    decision: str
+    describe: str
+    run: str
+    engine: str
+    tasks: tuple[str, ...]
+    created: str
+
+
+@dataclass(frozen=True)
+class Gap:
+    """By how many times measured steps exceed the roofline: the median of so many measurements."""
+
+    times: float
+    measurements: int
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Every run of a results folder, whole ones only: a damaged or unfinished one decides nothing here."""
+
+    verdicts: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = ()  # run.json and verdict.json
+    payoffs: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = ()  # bench.json and payoff.json
+
+    def judged(self, model: str, slot: str, layer: str | None = None) -> Judged | None:
+        """The newest verdict on this model of a stack of one layer: of this slot, and of this name if one is given."""
+        found = [
+            Judged(entry["decision"], describe, run["name"], run["engine"]["name"], tuple(_tasks(run)), run["created"])
+            for run, verdict in self.verdicts
+            if run["model"]["id"] == model
+            for name, describe in _alone(_cells(run), slot, layer).items()
+            for entry in verdict["strategies"]
+            if entry["name"] == name
+        ]
+        return max(found, key=lambda one: one.created, default=None)
+
+    def gap(self, what: str, hardware: str) -> Gap | None:
+        """Of the full cache's prefill or decode on this hardware, whatever the model."""
+        found = [
+            (one["gap"], bench["name"])
+            for bench, payoff in self.payoffs
+            if bench["hardware"].get("name") == hardware
+            for one in payoff["baseline"]["roofline"]
+            if one["what"] == what
+        ]
+        return _median(found)
+
+    def realized(self, hardware: str, stacks: Collection[str]) -> Gap | None:
+        """The share of its predicted gain of a decode step that a stack has reached: its gap beside the full cache's."""
+        found = []
+        for bench, payoff in self.payoffs:
+            full = _decode(payoff["baseline"])
+            if bench["hardware"].get("name") != hardware or full is None:
+                continue
+            names = _named(bench["arms"], stacks)
+            mine = [_decode(one) for one in payoff["candidates"] if one["strategy"] in names]
+            found += [(full / gap, bench["name"]) for gap in mine if gap]
+        return _median(found)
+
+
+def read(results_dir: Path) -> Stored:
+    """All that is stored under ``results_dir/runs``."""
+    runs = results_dir / "runs"
+    return Stored(
+        tuple(_pairs(runs, "run.json", "verdict.json", ("model", "engine", "groups"), ("strategies",))),
+        tuple(_pairs(runs, "bench.json", "payoff.json", ("hardware", "arms"), ("baseline", "candidates"))),
+    )
+
+
+def _pairs(
+    runs: Path, asked: str, told: str, wanted: Iterable[str], decided: Iterable[str]
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    for file in sorted(runs.glob(f"*/{asked}")):
+        try:
+            first, second = (json.loads((file.parent / name).read_text("utf-8")) for name in (asked, told))
+        except (OSError, ValueError):
+            continue
+        if all(key in first for key in wanted) and all(key in second for key in decided):
+            yield first, second
+
+
+def _cells(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [cell for group in run["groups"] for cell in group["cells"] if cell["role"] == "candidate"]
+
+
+def _alone(cells: Iterable[Mapping[str, Any]], slot: str, layer: str | None) -> dict[str, str]:
+    """Strategies that are one layer, and that layer in words."""
+    return {
+        cell["strategy"]: cell["describe"]
+        for cell in cells
+        if set(cell["stack"]) == {slot} and layer in (None, cell["stack"][slot]["name"])
+    }
+
+
+def _named(cells: Iterable[Mapping[str, Any]], stacks: Collection[str]) -> set[str]:
+    return {cell["strategy"] for cell in cells if canonical(cell["stack"]) in stacks}
+
+
+def _tasks(run: Mapping[str, Any]) -> list[str]:
+    return [group["label"] for group in run["groups"] if not group["fidelity"]]
+
+
+def _decode(arm: Mapping[str, Any]) -> float | None:
+    return next((one["gap"] for one in arm["roofline"] if one["what"] == "decode"), None)
+
+
+def _median(found: list[tuple[float, str]]) -> Gap | None:
+    if not found:
+        return None
+    return Gap(median(times for times, _ in found), len(found), tuple(dict.fromkeys(run for _, run in found)))
