@@ -69,7 +69,7 @@ def _choices(config: Mapping[str, Any]) -> list[str]:
 def case_of(jobs: Sequence[Job]) -> Case:
     """What is planned. Raises BadInput with what is wrong of workload, hardware, model and strategies, all at once."""
     from harness.engines.hf.census import shape_of_model
-    from harness.sizing.stacks import holdings_of
+    from harness.sizing.stacks import holdings_of, strategies_of
 
     first = jobs[0].config
     load = Workload(**{field.name: first[field.name] for field in fields(Workload)})
@@ -89,8 +89,8 @@ def case_of(jobs: Sequence[Job]) -> Case:
             problems.append(
                 f"context must be at most the {model.max_tokens} tokens that {model.name} reads, got {load.context}"
             )
-        strategies = {_name(job.config["strategy"]): job.config["strategy"] for job in jobs}
         try:
+            strategies = strategies_of(jobs)
             held, left_out = holdings_of(model, strategies, {k: v for k, v in first["formats"].items() if v})
         except BadInput as error:
             problems += error.problems
@@ -98,11 +98,6 @@ def case_of(jobs: Sequence[Job]) -> Case:
         raise BadInput(*dict.fromkeys(problems))
     known = stored.read(Path(first["results_dir"]).expanduser())
     return Case(model, hardware, held, load, known, str((first.get("scenario") or {}).get("name", "")), left_out)
-
-
-def _name(strategy: Mapping[str, Any]) -> str:
-    """A preset's name; one of its slots that was changed on the command line keeps it."""
-    return str(strategy.get("name", "strategy"))
 
 
 def _facts(case: Case) -> dict[str, Any]:

@@ -5,11 +5,12 @@ The only file of this folder that knows layers, and so torch; what it makes are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.engines.hf.engine import HFEngine
 from harness.engines.vllm import serving
+from harness.plan import Job, stacks_of, strategy_key
 from harness.sizing.holding import Holding
 from harness.sizing.shapes import CacheLayer, ModelShape
 from harness.stacks import make_stack
@@ -23,6 +24,15 @@ UNTOLD = "sets aside room whatever is held: see the section on paging"
 def stack_of(name: str, config: Any, field: str = "strategy") -> Stack:
     """A strategy with vLLM's choice for what its preset leaves open: a plan is for serving. Raises BadInput."""
     return serving.settled(make_stack(name, config, field), "cuda", None)
+
+
+def strategies_of(jobs: Sequence[Job]) -> dict[str, Mapping[str, Any]]:
+    """What was asked about, under the names that a run would give it. Raises BadInput."""
+    stacks, problems = stacks_of(jobs, HFEngine())
+    if problems:
+        raise BadInput(*problems)
+    configs = {strategy_key(job.config["strategy"]): job.config["strategy"] for job in jobs}
+    return {stack.name: configs[key] for key, stack in stacks.items()}
 
 
 def specs_of(name: str, config: Any) -> tuple[str, ...]:

@@ -17,11 +17,15 @@ class Judged:
     """What a run decided of a stack on one model."""
 
     decision: str
-    describe: str
+    layer: str  # in words
+    options: Mapping[str, Any]
     run: str
     engine: str
     tasks: tuple[str, ...]
     created: str
+
+    def describe(self) -> str:
+        return f"{self.decision} of {self.layer} in run {self.run} ({self.engine}; {', '.join(self.tasks)})"
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,20 @@ class Stored:
     def judged(self, model: str, slot: str, layer: str | None = None) -> Judged | None:
         """The newest verdict on this model of a stack of one layer: of this slot, and of this name if one is given."""
         found = [
-            Judged(entry["decision"], describe, run["name"], run["engine"]["name"], tuple(_tasks(run)), run["created"])
+            Judged(
+                decision=entry["decision"],
+                layer=cell["describe"],
+                options=cell["stack"][slot].get("options", {}),
+                run=run["name"],
+                engine=run["engine"]["name"],
+                tasks=tuple(_tasks(run)),
+                created=run["created"],
+            )
             for run, verdict in self.verdicts
             if run["model"]["id"] == model
-            for name, describe in _alone(_cells(run), slot, layer).items()
+            for cell in _alone(_cells(run), slot, layer)
             for entry in verdict["strategies"]
-            if entry["name"] == name
+            if entry["name"] == cell["strategy"]
         ]
         return max(found, key=lambda one: one.created, default=None)
 
@@ -101,13 +113,9 @@ def _cells(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [cell for group in run["groups"] for cell in group["cells"] if cell["role"] == "candidate"]
 
 
-def _alone(cells: Iterable[Mapping[str, Any]], slot: str, layer: str | None) -> dict[str, str]:
-    """Strategies that are one layer, and that layer in words."""
-    return {
-        cell["strategy"]: cell["describe"]
-        for cell in cells
-        if set(cell["stack"]) == {slot} and layer in (None, cell["stack"][slot]["name"])
-    }
+def _alone(cells: Iterable[Mapping[str, Any]], slot: str, layer: str | None) -> list[Mapping[str, Any]]:
+    """Cells whose stack is one layer, of this slot and, if one is given, of this name."""
+    return [cell for cell in cells if set(cell["stack"]) == {slot} and layer in (None, cell["stack"][slot]["name"])]
 
 
 def _named(cells: Iterable[Mapping[str, Any]], stacks: Collection[str]) -> set[str]:
