@@ -119,7 +119,7 @@ VALUED = (
     "--info",
     "-i",
 )
-LISTS = ("compare",)  # commas in these values part the names of a list, and never make a sweep
+LISTS = ("compare", "show")  # commas in these values part the names of a list, and never make a sweep
 TEXTS = ("gen.think_open", "gen.think_close")  # these values are texts whatever signs are in them
 
 
@@ -173,13 +173,14 @@ def _completed_command() -> str:
 
 
 def _as_overrides(command: str, words: Sequence[str]) -> list[str]:
-    """Words as Hydra reads them: a bare word is the value of its key; it comes last, where options like -m do not part it."""
+    """Words as Hydra reads them: bare words are the value of their key, and come last, where -m does not part them."""
     key = BARE_WORDS.get(command)
-    first, last = [], []
+    others, bare = [], []
     for before, word in zip(["", *words], words, strict=False):
-        bare = key and before not in VALUED and "=" not in word and not word.startswith(("-", "~"))
-        (last if bare else first).append(f"{key}='{word}'" if bare else _as_override(word))
-    return first + last
+        plain = key and before not in VALUED and "=" not in word and not word.startswith(("-", "~"))
+        (bare if plain else others).append(word)
+    values = [f"{key}={','.join(bare)}"] if bare and key in LISTS else [f"{key}='{word}'" for word in bare]
+    return [_as_override(word) for word in others + values]
 
 
 def _as_override(word: str) -> str:

@@ -130,7 +130,7 @@ class PlanSchema:
     prefill_tokens_s: float | None = None
     sites: int = MISSING
     site_bytes_s: float = MISSING
-    show: str = MISSING
+    show: list[str] = field(default_factory=list)
     format: str = MISSING
     results_dir: str = MISSING
 

@@ -24,7 +24,7 @@ from harness.types import BadInput
 
 SCHEMA = "kvgate.plan/1"
 ALIKE = ("model", "hardware", "formats", "show", "format", "results_dir", *(field.name for field in fields(Workload)))
-ALL, CLAIMS = "all", "claims"
+CLAIMS = "claims"
 LONG = 34  # characters; of a column of text; what is longer has its own line
 
 
@@ -34,17 +34,18 @@ def plan(jobs: Sequence[Job], command: Sequence[str]) -> int:
     problems = mixed(jobs, ALIKE) + _choices(first)
     if problems:
         raise BadInput(*problems)
-    if first["show"] == CLAIMS:
+    if first["show"] == [CLAIMS]:
         told = {CLAIMS: _claims()}
         facts: dict[str, Any] = {}
     else:
         case = case_of(jobs)
-        made = {name: make(case) for name, make in SECTIONS.items() if first["show"] in (ALL, name)}
+        made = {name: make(case) for name, make in SECTIONS.items() if name in (first["show"] or SECTIONS)}
         told = {name: section for name, section in made.items() if section}
         facts = _facts(case)
         if not told:
+            parts = ", ".join(first["show"])
             raise BadInput(
-                f"show={first['show']} has nothing to say of this model on this hardware: rates or tiers are not known"
+                f"show: {parts} has nothing to say of this model, load and hardware: too little of them is known"
             )
     print(_json(told, facts, command) if first["format"] == "json" else _text(told))
     return 0
@@ -61,8 +62,14 @@ def _choices(config: Mapping[str, Any]) -> list[str]:
     found = []
     if config["format"] not in ("text", "json"):
         found.append(f"format must be text or json, got {config['format']!r}")
-    if config["show"] not in (ALL, CLAIMS, *SECTIONS):
-        found.append(f"show must be one of {ALL}, {CLAIMS}, {', '.join(SECTIONS)}, got {config['show']!r}")
+    known = (CLAIMS, *SECTIONS)
+    found += [
+        f"show must name parts of a plan ({', '.join(known)}), got {one!r}"
+        for one in config["show"]
+        if one not in known
+    ]
+    if CLAIMS in config["show"] and len(config["show"]) > 1:
+        found.append(f"show must be claims alone, which are of no plan, got {', '.join(config['show'])}")
     return found
 
 

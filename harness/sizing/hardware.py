@@ -73,7 +73,7 @@ def hardware_of(config: Mapping[str, Any]) -> Hardware:
     if problems := problems_of(config):
         raise BadInput(*problems)
     small = config.get("to_device_small_bytes_s")
-    tiers = {**_measured_tiers(config), **(config.get("tiers") or {})}
+    tiers = {**(_measured_tiers(config) if config.get("measured") else {}), **(config.get("tiers") or {})}
     return Hardware(
         name=str(config.get("name", "here")),
         memory_bytes=config.get("memory_bytes"),

@@ -157,6 +157,7 @@ def test_a_measured_file_is_hardware() -> None:
     """What ``kvgate bench load=links`` writes: rates of disk and copies become tiers."""
     measured = {
         "name": "box",
+        "measured": "2026-11-30T00:00:00+00:00",
         "price_hour": None,
         "memory_bytes_s": 2e12,
         "matmul_flop_s": 1e14,
@@ -175,6 +176,11 @@ def test_a_measured_file_is_hardware() -> None:
     assert found.tier("host") and found.tier("host").read_bytes_s == 20e9  # type: ignore[union-attr]
     assert found.tier("disk") and found.tier("disk").write_bytes_s == 2e9  # type: ignore[union-attr]
     assert found.memory_bytes is None
+
+
+def test_tiers_may_be_switched_off() -> None:
+    """A built-in file has the rate of the host's link for a GPU's copies, and no tier for it where none is asked for."""
+    assert hardware_of({"to_device_large_bytes_s": 1e9, "from_device_large_bytes_s": 1e9, "tiers": {}}).tiers == ()
 
 
 def test_a_link_that_is_not_there_is_no_tier() -> None:

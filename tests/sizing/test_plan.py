@@ -32,6 +32,13 @@ def test_qwen3_4b_on_an_l4(plan: Planner) -> None:
         assert 1.19 < alone / full < 1.26  # the optimism that every plan states
 
 
+def test_parts_may_be_named(plan: Planner) -> None:
+    """Bare words, before or behind options; the order is the plan's."""
+    assert list(plan("walk", "-m", "strategy=fp8", "layers")["sections"]) == ["layers", "walk"]
+    assert list(plan("show=tiers,reload")["sections"]) == ["tiers", "reload"]
+    assert plan.said("claims", "walk").err.count("claims alone") == 1
+
+
 def test_memory_may_be_given(plan: Planner) -> None:
     told = plan("capacity", "model=qwen3_4b", "kv_gib=11.47", "formats.fp8=null")
     assert list(told["sections"]) == ["capacity"]
@@ -128,7 +135,7 @@ def test_the_text_has_the_same_sections(plan: Planner) -> None:
 
 
 REFUSED: dict[str, tuple[list[str], list[str]]] = {
-    "section": (["tires"], ["show must be one of all, claims, layers", "got 'tires'"]),
+    "section": (["tires"], ["show must name parts of a plan (claims, layers", "got 'tires'"]),
     "format": (["format=yaml"], ["format must be text or json, got 'yaml'"]),
     "zero bandwidth": (
         ["hardware.memory_bytes_s=0"],
@@ -137,7 +144,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "heads": (["model.shape.num_key_value_heads=5"], ["must divide the 32", "got 5"]),
     "missing field": (
         ["~model.shape.num_hidden_layers", "model.shape.model_type=none"],
-        ["model.path must be", "none"],
+        ["model.shape must be fields of a transformers configuration", "none"],
     ),
     "context": (
         ["context=200000"],
@@ -153,7 +160,7 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a preset that cannot be": (["strategy=kivi2", "strategy.quant.group=48"], ["must divide", "48"]),
     "one that learns": (["strategy=lowrank"], ["learns from a calibration text", "kvgate run"]),
-    "nothing to say": (["sites"], ["show=sites has nothing to say"]),
+    "nothing to say": (["sites"], ["show: sites has nothing to say"]),
     "all at once": (
         [
             "requests_s=0",
@@ -187,7 +194,7 @@ def test_what_cannot_be_planned_is_refused(plan: Planner, name: str) -> None:
 def test_a_model_of_one_s_own_on_a_machine_of_one_s_own(plan: Planner, tiny: Path, tmp_path: Path) -> None:
     """Neither is in conf/: a folder of transformers, and the file that ``load=links`` writes."""
     (tmp_path / "hardware").mkdir()
-    measured: dict[str, Any] = {"name": "box", "memory_bytes_s": 1e10, "matmul_flop_s": 1e11}
+    measured: dict[str, Any] = {"name": "box", "measured": "today", "memory_bytes_s": 1e10, "matmul_flop_s": 1e11}
     disk = {"write_large_bytes_s": 1e9, "read_large_bytes_s": 2e9}
     (tmp_path / "hardware/box.yaml").write_text(json.dumps({**measured, "disk": disk}))
     told = plan(

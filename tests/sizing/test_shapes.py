@@ -154,9 +154,19 @@ def test_parameters_are_those_of_the_model(tiny_family: Callable[..., Path]) -> 
         assert (found.head, found.body) == (embedding, found.total - embedding * (1 if tied else 2))
 
 
+def test_experts_of_which_nobody_says_how_many_are_met() -> None:
+    config = AutoConfig.for_model(
+        "mixtral", num_hidden_layers=1, hidden_size=64, intermediate_size=64, num_local_experts=4
+    )
+    assert count(config).expert_share == 0.5
+    config.num_experts_per_tok = 0
+    with pytest.raises(BadInput, match="has experts, and its configuration has none of num_experts_per_tok"):
+        count(config)
+
+
 def test_a_folder_and_a_file_are_read_alike(tiny: Path) -> None:
     folder, file = (shape_of_model({"name": "hf", "path": str(path)}) for path in (tiny, tiny / "config.json"))
-    assert folder.layers == file.layers and folder.parameters == file.parameters
+    assert folder.name == file.name == "llama" and folder.layers == file.layers and folder.parameters == file.parameters
     # the user's own files come before a built-in shape
     own = shape_of_model({"name": "qwen3_4b", "path": str(tiny), "shape": {"model_type": "qwen3"}, "fitted": "no"})
     assert own.layers == folder.layers and own.parameters and not own.fitted

@@ -16,6 +16,7 @@ from harness.engines.hf.checkpoint import DTYPES
 from harness.sizing.shapes import FIELDS, ModelShape, Parameters, shape_of
 from harness.types import BadInput
 
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 ROUTED = re.compile(r"\.experts\.")  # of a parameter's name; its first dimension counts the experts
 
 
@@ -35,7 +36,9 @@ def shape_of_model(model: Mapping[str, Any]) -> ModelShape:
     shape = shape_of(
         _display(model), fields, element_bytes
     )  # its rules are told before the library meets what breaks one
-    counted = None if fitted else count(config)  # of a fitted shape only the cache is known
+    counted = (
+        None if fitted else count(config, bool(model.get("trust_remote_code", False)))
+    )  # of a fitted shape only the cache is known
     return replace(shape, parameters=counted, fitted=fitted, option=_option(model))
 
 
@@ -43,9 +46,12 @@ def configuration(model: Mapping[str, Any]) -> Any:
     """The text part of the model's configuration, as the library fills it in."""
     path, shape = model.get("path"), model.get("shape")
     trust = bool(model.get("trust_remote_code", False))
-    try:
-        if shape and not _own_path(model):
+    if shape and not _own_path(model):
+        try:
             return AutoConfig.for_model(**shape).get_text_config()
+        except Exception as error:
+            raise BadInput(f"model.shape must be fields of a transformers configuration: {_reason(error)}") from error
+    try:
         where = Path(str(path)).expanduser() if path else fetch.locate(model)
         source = str(where) if where.exists() else str(path)
         options = {} if where.exists() else {"revision": model.get("revision")}
@@ -53,10 +59,14 @@ def configuration(model: Mapping[str, Any]) -> Any:
     except BadInput:
         raise
     except Exception as error:  # the library raises many kinds, each means that this is no configuration
-        reason = " ".join(str(error).split())[:300]
         raise BadInput(
-            f"model.path must be a folder or file with a transformers configuration, or an id on the hub, got {path}: {reason}"
+            f"model.path must be a folder or file with a transformers configuration, or an id on the hub, got {path}: "
+            f"{_reason(error)}"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _own_path(model: Mapping[str, Any]) -> bool:
@@ -67,7 +77,8 @@ def _own_path(model: Mapping[str, Any]) -> bool:
 def _display(model: Mapping[str, Any]) -> str:
     """The name under which runs of this model are stored."""
     if _own_path(model):
-        return Path(str(model["path"])).expanduser().resolve().name
+        path = Path(str(model["path"])).expanduser().resolve()
+        return path.name if path.is_dir() else path.parent.name
     return str(model.get("path") or model["name"])
 
 
@@ -77,22 +88,29 @@ def _option(model: Mapping[str, Any]) -> str:
     return f"{model['name']} model.path={model['path']}" if own else str(model["name"])
 
 
-def count(config: Any) -> Parameters:
+def count(config: Any, trust: bool = False) -> Parameters:
     """Parameters of a causal language model of this configuration, made without memory for them. Raises BadInput."""
     try:
         with torch.device("meta"):
-            named = list(AutoModelForCausalLM.from_config(config).named_parameters())
+            named = list(AutoModelForCausalLM.from_config(config, trust_remote_code=trust).named_parameters())
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise BadInput(
-            f"model: transformers cannot build a {config.model_type} of this configuration: {reason}"
-        ) from error
+        raise BadInput(f"model: transformers cannot build a {config.model_type} of this: {_reason(error)}") from error
     total = sum(one.numel() for _, one in named)
     routed = [one for name, one in named if ROUTED.search(name) and one.dim() > 1]
     experts = sum(one.numel() for one in routed)
-    table = (
-        config.vocab_size * config.hidden_size
+    table = config.vocab_size * config.hidden_size
+    tables = (
+        1 if config.tie_word_embeddings else 2
     )  # an input embedding is looked up, and counts only where it is the head too
-    tables = 1 if config.tie_word_embeddings else 2
-    share = config.num_experts_per_tok / routed[0].shape[0] if routed else 1.0
+    share = _met(config) / routed[0].shape[0] if routed else 1.0
     return Parameters(total, total - experts - tables * table, table, experts, share)
+
+
+def _met(config: Any) -> int:
+    """How many routed experts a token meets in a layer."""
+    for name in EXPERTS_PER_TOKEN:
+        if number := getattr(config, name, None):
+            return int(number)
+    raise BadInput(
+        f"model: a {config.model_type} has experts, and its configuration has none of {', '.join(EXPERTS_PER_TOKEN)}"
+    )

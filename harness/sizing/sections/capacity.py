@@ -29,9 +29,21 @@ def section(case: Case) -> Section | None:
         _advice(case, budget, rows),
         (
             "whole blocks and the rounding of an engine's own figure change the tokens of a pool by less than 0.1 %",
+            *_copies(case),
             f"{_beside(case)}; a batch is one of requests that are all at their longest",
         ),
     )
+
+
+def _copies(case: Case) -> list[str]:
+    """Devices that cannot part a cache by its heads."""
+    heads = min(layer.kv_heads for layer in case.model.layers)
+    if case.load.devices <= heads:
+        return []
+    return [
+        f"the cache is taken to be parted evenly: {case.load.devices} devices with tensor parallelism alone would hold copies of "
+        f"its {heads} {'head' if heads == 1 else 'heads'}; part layers, or requests, instead"
+    ]
 
 
 def _where(case: Case) -> str:

@@ -9,13 +9,14 @@ from harness.sizing.hardware import Tier
 from harness.sizing.section import Section, gb, rate_text
 from harness.sizing.transfer import drives
 
+LINKS = ("peer",)  # ways to another device, which keeps its own caches there
 HITS = 0.5  # of the prompts' tokens, where nobody says
 
 
 def section(case: Case) -> Section | None:
-    if not case.hardware.tiers:
+    rows = tuple(_row(case, tier) for tier in case.hardware.tiers if tier.name not in LINKS)
+    if not rows:
         return None
-    rows = tuple(_row(case, tier) for tier in case.hardware.tiers)
     said = "" if case.load.hit_share is not None else f" (assumed: hit_share is not given, and {HITS:.0%} is taken)"
     return Section(
         f"Caches that leave the device: {case.load.requests_s:g} requests/s of {case.load.prompt_tokens:,} prompt tokens, "
