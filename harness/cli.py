@@ -105,20 +105,7 @@ def doctor(config: DictConfig) -> None:
 
 COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "bench": bench, "plan": plan, "report": report, "doctor": doctor}
 BARE_WORDS = {"report": "run", "plan": "show"}  # a bare word of this command is this key's value
-VALUED = (
-    "--config-dir",
-    "-cd",
-    "--config-name",
-    "-cn",
-    "--config-path",
-    "-cp",
-    "--cfg",
-    "-c",
-    "--package",
-    "-p",
-    "--info",
-    "-i",
-)
+VALUED = ("--config-dir", "-cd", "--config-path", "-cp", "--cfg", "-c", "--info", "-i")  # Hydra's; a value follows
 LISTS = ("compare", "show")  # commas in these values part the names of a list, and never make a sweep
 TEXTS = ("gen.think_open", "gen.think_close")  # these values are texts whatever signs are in them
 

@@ -32,6 +32,8 @@ def plan(jobs: Sequence[Job], command: Sequence[str]) -> int:
     """Count, and print what was asked for. Returns the exit code. Raises BadInput with every problem found."""
     first = jobs[0].config
     problems = mixed(jobs, ALIKE) + _choices(first)
+    if (results := Path(first["results_dir"]).expanduser()).exists() and not results.is_dir():
+        problems.append(f"results_dir must be a folder, got {first['results_dir']}")
     if problems:
         raise BadInput(*problems)
     if first["show"] == [CLAIMS]:

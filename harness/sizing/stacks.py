@@ -130,14 +130,14 @@ def holdings_of(
     named = {one.describe for one in found}
     for name, config in formats.items():
         try:
-            stack = stack_of(name, {"quant": config}, f"formats.{name}")
+            stack = stack_of(name, config, f"formats.{name}")
         except BadInput as error:
             problems += error.problems
             continue
         if reasons := refusals(stack, model):
             left_out += [f"{name}: {reason}" for reason in reasons]
         elif stack.describe() not in named:
-            found.append(holding(name, stack, model, specs_of(name, {"quant": config})))
+            found.append(holding(name, stack, model, specs_of(name, config)))
     if problems:
         raise BadInput(*dict.fromkeys(problems))
     return tuple(found), tuple(left_out)

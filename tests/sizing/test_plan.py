@@ -160,6 +160,14 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "a preset that cannot be": (["strategy=kivi2", "strategy.quant.group=48"], ["must divide", "48"]),
     "one that learns": (["strategy=lowrank"], ["learns from a calibration text", "kvgate run"]),
+    "a results folder that is a file": (
+        ["results_dir=pyproject.toml"],
+        ["results_dir must be a folder, got pyproject.toml"],
+    ),
+    "a format of no class": (
+        ["formats.fp8.quant._target_=no.such.Class"],
+        ["formats.fp8.quant: no.such.Class cannot be built"],
+    ),
     "nothing to say": (["sites"], ["show: sites has nothing to say"]),
     "all at once": (
         [
@@ -185,7 +193,8 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_planned_is_refused(plan: Planner, name: str) -> None:
     words, says = REFUSED[name]
-    said = plan.said(*words)
+    given = [] if any(word.startswith("results_dir=") for word in words) else [f"results_dir={plan.kvgate.results}"]
+    said = plan.kvgate("plan", *words, *given)
     assert said.code == 2 and said.out == ""
     assert all(one in said.err for one in says), said.err
     assert "Traceback" not in said.err

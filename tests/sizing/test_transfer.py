@@ -200,6 +200,11 @@ def test_measured_coding_comes_before_an_assumption() -> None:
     assert told.rows[0]["coded_s"] > told.rows[0]["exact_s"]
 
 
+def test_a_prompt_that_is_all_hits_still_computes_its_last_token() -> None:
+    told = overlap.section(case(load=replace(LOAD, hit_share=1.0)))
+    assert told and "other 1 tokens" in told.advice and told.rows[0]["layer_compute_ms"] > 0
+
+
 def test_small_reads_are_faster_over_cxl() -> None:
     fast = Hardware("box", tiers=(Tier("cxl", 28e9, 28e9, 0.6e-6), Tier("rdma", 50e9, 50e9, 3e-6)))
     told = cxl.section(case(hardware=fast))

@@ -88,8 +88,10 @@ def test_a_go_on_a_milder_budget_is_no_proof() -> None:
 
 
 def test_what_no_eviction_reaches_is_said() -> None:
-    step = walked(*LOSSLESS, run("NO-GO", "quant", "fp8"), in_flight=10**6, hit_share=0.4)["evict"]
-    assert step["take"] == "no" and "thousandth" in step["why"]
+    here = case(hardware=BOX, load=replace(LOAD, in_flight=10**6))
+    told = walk.section(here)
+    step = next(one for one in told.rows if one["step"] == "evict")
+    assert "do not fit" in told.advice and step["take"] == "no" and "thousandth" in step["why"]
 
 
 def test_fp8_is_not_asked_for_while_weights_outweigh_the_caches() -> None:

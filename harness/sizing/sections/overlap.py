@@ -21,7 +21,7 @@ def loads_s(sizes: Sequence[float], tier: Tier) -> list[float]:
 
 def section(case: Case) -> Section | None:
     tokens, share = case.load.prompt_tokens, hits(case)
-    whole, hit = prefill_s(case, tokens), int(tokens * share)
+    whole, hit = prefill_s(case, tokens), min(int(tokens * share), tokens - 1)  # the last token is computed in any case
     behind = prefill_s(case, hit) if hit else 0.0
     if whole is None or behind is None or not hit or not case.hardware.tiers:
         return None
@@ -42,7 +42,7 @@ def section(case: Case) -> Section | None:
             }
         )
     hidden = [str(row["tier"]) for row in rows if row["hidden"]]
-    need = max(sizes) / compute if compute else float("inf")
+    need = max(sizes) / compute
     return Section(
         f"A prompt of {tokens:,} tokens of which {hit:,} are loaded, layer by layer",
         tuple(rows),

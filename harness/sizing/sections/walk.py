@@ -50,6 +50,8 @@ def section(case: Case) -> Section:
     steps = (_paging(case), _prefix(case), packed, evict, _drives(case, held, evict.take == NO))
     taken, wanting = (", ".join(step.name for step in steps if step.take == take) for take in (YES, OPEN))
     first = f"; first decide {wanting} with the commands beside them" if wanting else ""
+    if evict.take == NO and evict.value is not None and evict.value > 1:
+        first += "; whatever is switched on, so many requests do not fit"
     return Section(
         f"Which layers, in which order, for {case.load.in_flight:,} requests of {case.load.context:,} tokens at once",
         tuple(step.row(case) for step in steps),
