@@ -49,21 +49,6 @@ def first_tokens(reached: Callable[[int], bool]) -> int:
     return high
 
 
-def concurrency(requests_s: float, seconds: float) -> float:
-    """Requests that are there at a time (Little's law)."""
-    return requests_s * seconds
-
-
-def effective_ratio(layers: int, exact_layers: int, ratio: float) -> float:
-    """By how much a format shrinks a model of which it leaves some layers exact."""
-    return layers / (exact_layers + (layers - exact_layers) / ratio)
-
-
-def bits_per_element(bits: float, metadata_bits: float, group: int) -> float:
-    """Of a format whose groups share ``metadata_bits``."""
-    return bits + metadata_bits / group
-
-
 def paged_waste(mean_tokens: float, block: int) -> float:
     """Share of the places in blocks that stay empty, for lengths that end anywhere in a block."""
     pad = (block - 1) / 2

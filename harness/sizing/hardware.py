@@ -58,8 +58,6 @@ class Hardware:
     matmul_flop_s: float | None = None
     reserve_bytes: float = 0.0  # of its memory that neither weights nor caches get: activations, graphs, the driver
     host_bytes_s: float | None = None  # from the host to the device; None: they are one
-    host_small_s: float | None = None  # of one copy of SMALL_BYTES from the host
-    peer_bytes_s: float | None = None  # to another device of the same machine
     price_hour: float | None = None  # US dollars
     tiers: tuple[Tier, ...] = ()
     coding: Mapping[str, Coding] = field(default_factory=dict)
@@ -72,7 +70,6 @@ def hardware_of(config: Mapping[str, Any]) -> Hardware:
     """The device of a hardware file. Raises BadInput with every rule that the file breaks."""
     if problems := problems_of(config):
         raise BadInput(*problems)
-    small = config.get("to_device_small_bytes_s")
     tiers = {**(_measured_tiers(config) if config.get("measured") else {}), **(config.get("tiers") or {})}
     return Hardware(
         name=str(config.get("name", "here")),
@@ -81,8 +78,6 @@ def hardware_of(config: Mapping[str, Any]) -> Hardware:
         matmul_flop_s=config.get("matmul_flop_s"),
         reserve_bytes=config.get("reserve_bytes") or 0.0,
         host_bytes_s=config.get("to_device_large_bytes_s"),
-        host_small_s=SMALL_BYTES / small if small else None,
-        peer_bytes_s=config.get("peer_bytes_s"),
         price_hour=config.get("price_hour"),
         tiers=tuple(_tier(name, one) for name, one in tiers.items() if not _absent(one)),
         coding={name: Coding(**rates) for name, rates in (config.get("coding") or {}).items()},
@@ -100,13 +95,14 @@ def _tier(name: str, config: Mapping[str, Any]) -> Tier:
 
 
 def _measured_tiers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The host's memory and the disk, where ``load=links`` measured them."""
+    """The host's memory and the disk, where ``load=links`` measured them; what a small copy takes longer is its latency."""
     found: dict[str, Any] = {}
-    if config.get("to_device_large_bytes_s") and config.get("from_device_large_bytes_s"):
+    if rate := config.get("to_device_large_bytes_s"):
+        small = config.get("to_device_small_bytes_s") or rate
         found["host"] = {
-            "read_bytes_s": config["to_device_large_bytes_s"],
-            "write_bytes_s": config["from_device_large_bytes_s"],
-            "bytes": config.get("host_memory_bytes"),
+            "read_bytes_s": rate,
+            "write_bytes_s": config.get("from_device_large_bytes_s"),
+            "latency_s": max(0.0, SMALL_BYTES / small - SMALL_BYTES / rate),
         }
     if disk := config.get("disk"):
         found["disk"] = {"read_bytes_s": disk["read_large_bytes_s"], "write_bytes_s": disk["write_large_bytes_s"]}
@@ -116,7 +112,7 @@ def _measured_tiers(config: Mapping[str, Any]) -> dict[str, Any]:
 def problems_of(config: Mapping[str, Any]) -> list[str]:
     """Every rule that a hardware file breaks: field, rule and value."""
     found = hardware_problems(config)
-    for name in (*POSITIVE, "host_memory_bytes"):
+    for name in POSITIVE:
         if config.get(name) is not None and not _number(config[name], "above 0"):
             found.append(f"hardware.{name} must be null or above 0, got {config[name]!r}")
     if config.get("reserve_bytes") is not None and not _number(config["reserve_bytes"], "0 or more"):

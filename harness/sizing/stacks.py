@@ -18,8 +18,6 @@ from harness.types import BadInput, canonical
 from strategies.base import KVShape
 from strategies.stack import Stack
 
-UNTOLD = "sets aside room whatever is held: see the section on paging"
-
 
 def stack_of(name: str, config: Any, field: str = "strategy") -> Stack:
     """A strategy with vLLM's choice for what its preset leaves open: a plan is for serving. Raises BadInput."""
@@ -53,7 +51,9 @@ def refusals(stack: Stack, model: ModelShape) -> list[str]:
             f"strategy {stack.name} learns from a calibration text, and what it weighs is known only then: kvgate run"
         ]
     if stack.paging and stack.paging.name == "static":
-        return [f"strategy.paging: paging/static {UNTOLD}"]
+        return [
+            "strategy.paging: paging/static sets aside one room for all requests, whatever they hold: kvgate run strategy=static"
+        ]
     compressed = [layer for layer in model.layers if layer.entry_tokens not in (1, None)]
     if compressed and (stack.evict or stack.structure):
         return [

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from harness.bench import roofline
 from harness.sizing import capacity
 from harness.sizing.hardware import hardware_of, problems_of
-from harness.sizing.shapes import Parameters
+from harness.sizing.shapes import Parameters, shape_of
 from harness.sizing.speed import decode_work, fastest, prefill_work, usd_per_million
+from harness.sizing.stacks import times_smaller
 from harness.types import BadInput
-from tests.sizing.conftest import case, exact
+from tests.sizing.conftest import LLAMA_8B, case, exact
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,20 +51,29 @@ def test_fewer_bytes_a_token_never_admit_less(budget: float, less: float, more: 
     assert capacity.max_batch(budget, low) >= capacity.max_batch(budget, high)
 
 
-def test_bits_and_ratios_of_formats() -> None:
-    """4 + 32 / 64 of FlexGen, 2 + 32 / 32 of KIVI, 4 + 8 / 16 of NVFP4, 8 + 16 / 32 of q8_0; TurboQuant with exact layers."""
-    bits = [capacity.bits_per_element(*one) for one in ((4, 32, 64), (2, 32, 32), (4, 8, 16), (8, 16, 32))]
-    assert bits == [4.5, 3.0, 4.5, 8.5]
-    layers = [(36, 256 * 2 / 134), (48, 512 / 196), (48, 512 / 102), (80, 512 / 196), (80, 512 / 134)]
-    found = [round(capacity.effective_ratio(count, 4, ratio), 2) for count, ratio in layers]
-    assert found == [2.91, 2.30, 3.76, 2.42, 3.35]
+TURBO = "strategies.quant.turboquant.TurboQuant"
 
 
-@given(st.floats(1, 16), st.floats(0, 64), st.integers(1, 256))
-def test_more_bits_are_never_fewer_bytes(bits: float, metadata: float, group: int) -> None:
-    assert (
-        capacity.bits_per_element(bits + 1, metadata, group) > capacity.bits_per_element(bits, metadata, group) >= bits
+@pytest.mark.parametrize(
+    "layers, preset, ratio",
+    [(36, "4bit_nc", 2.91), (48, "k8v4", 2.30), (48, "3bit_nc", 3.76), (80, "k8v4", 2.42), (80, "4bit_nc", 3.35)],
+)
+def test_exact_layers_lower_the_ratio_of_a_format(layers: int, preset: str, ratio: float) -> None:
+    """TurboQuant with the first and last two layers exact: L / (s + (L - s) / r); vLLM's study has 2.3 to 3.7, 2.4 and 3.4."""
+    model = shape_of("m", {**LLAMA_8B, "num_hidden_layers": layers}, 2)
+    assert times_smaller({"quant": {"_target_": TURBO, "preset": preset, "skip": 2}}, model, 4096) == pytest.approx(
+        ratio, abs=0.006
     )
+
+
+@given(st.integers(1, 20_000))
+def test_more_bits_are_never_fewer_bytes(tokens: int) -> None:
+    model = shape_of("m", LLAMA_8B, 2)
+    kivi = [{"quant": {"_target_": "strategies.quant.kivi.KIVI", "bits": bits}} for bits in (2, 4)]
+    turbo = [{"quant": {"_target_": TURBO, "preset": preset}} for preset in ("3bit_nc", "4bit_nc", "k8v4")]
+    for formats in (kivi, turbo):
+        held = [times_smaller(layers, model, tokens) for layers in formats]
+        assert held == sorted(held, reverse=True)
 
 
 def test_blocks_waste_less_than_four_percent_above_180_tokens() -> None:
@@ -71,10 +81,6 @@ def test_blocks_waste_less_than_four_percent_above_180_tokens() -> None:
     assert capacity.paged_waste(180, 16) == pytest.approx(0.04)
     assert all(capacity.paged_waste(tokens, 16) < 0.04 for tokens in range(181, 4000))
     assert capacity.paged_waste(179, 16) > 0.04
-
-
-def test_little() -> None:
-    assert capacity.concurrency(4, 2.5) == 10
 
 
 def test_the_roofline_of_a_plain_model_is_that_of_bench() -> None:
@@ -175,6 +181,7 @@ def test_a_measured_file_is_hardware() -> None:
     found = hardware_of(measured)
     assert found.tier("host") and found.tier("host").read_bytes_s == 20e9  # type: ignore[union-attr]
     assert found.tier("disk") and found.tier("disk").write_bytes_s == 2e9  # type: ignore[union-attr]
+    assert found.tier("host").latency_s == pytest.approx(2**16 / 4e9 - 2**16 / 20e9)  # type: ignore[union-attr]
     assert found.memory_bytes is None
 
 

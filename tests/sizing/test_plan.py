@@ -161,8 +161,8 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "a preset that cannot be": (["strategy=kivi2", "strategy.quant.group=48"], ["must divide", "48"]),
     "one that learns": (["strategy=lowrank"], ["learns from a calibration text", "kvgate run"]),
     "a results folder that is a file": (
-        ["results_dir=pyproject.toml"],
-        ["results_dir must be a folder, got pyproject.toml"],
+        [f"results_dir={__file__}"],
+        ["results_dir must be a folder, got "],
     ),
     "a format of no class": (
         ["formats.fp8.quant._target_=no.such.Class"],
