@@ -205,6 +205,20 @@ def test_a_prompt_that_is_all_hits_still_computes_its_last_token() -> None:
     assert told and "other 1 tokens" in told.advice and told.rows[0]["layer_compute_ms"] > 0
 
 
+def test_an_object_store_beside_computing_and_without() -> None:
+    tier = Tier("object", 12.5e9, 12.5e9, 15e-3, price_gb_month=0.02)
+    box = Hardware("box", memory_bytes_s=3e12, matmul_flop_s=1e15, tiers=(tier,))
+    told = object_store.section(case(hardware=box))
+    assert told and told.rows[0]["whole_s"] == pytest.approx(15e-3 + MODEL.exact_bytes(4096) / 12.5e9)
+    assert told.rows[0]["usd_per_request_month"] == pytest.approx(0.02 * 0.537, rel=1e-3)
+    assert told.advice.startswith("Loading is faster")
+    slow = replace(box, tiers=(replace(tier, read_bytes_s=1e8),))
+    again = object_store.section(case(hardware=slow))
+    assert again and again.advice.startswith("Computing again is faster")
+    unknown = object_store.section(case(hardware=replace(box, memory_bytes_s=None)))
+    assert unknown and "not known here" in unknown.advice and unknown.rows[0]["added_behind_equal_compute_s"] is None
+
+
 def test_small_reads_are_faster_over_cxl() -> None:
     fast = Hardware("box", tiers=(Tier("cxl", 28e9, 28e9, 0.6e-6), Tier("rdma", 50e9, 50e9, 3e-6)))
     told = cxl.section(case(hardware=fast))

@@ -39,7 +39,7 @@ def section(case: Case) -> Section | None:
         f"A step of one request of {context:,} tokens whose cache stays in a tier: the cache travels, or queries and outputs do",
         tuple(rows),
         f"Near-storage attention moves less from {equal:,.0f} tokens on, and can gain at most "
-        f"{most['gain_times_at_most']:.3g} times ({most['tier']}), where the storage computes "
-        "attention as fast as its link would have fed the device.",
+        f"{most['gain_times_at_most']:.3g} times ({most['tier']}): a limit that takes what the storage "
+        "itself reads and computes to be free.",
         ("the rest of the step is the roofline's weights; a gain cannot exceed 1 / (1 - I/O share)",),
     )

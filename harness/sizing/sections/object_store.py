@@ -11,6 +11,7 @@ from harness.sizing.sections.prefill import prefill_s
 from harness.sizing.transfer import overlapped_s
 
 NAME = "object"
+LENGTHS = (4096, 65536)  # of the published figures (ObjectCache, arXiv 2605.22850)
 
 
 def section(case: Case) -> Section | None:
@@ -18,29 +19,34 @@ def section(case: Case) -> Section | None:
     if tier is None:
         return None
     rows: list[dict[str, Any]] = []
-    for tokens in sorted({4096, 65536, case.load.prompt_tokens}):
+    most = case.model.max_tokens or LENGTHS[-1]
+    for tokens in sorted({*(one for one in LENGTHS if one <= most), case.load.prompt_tokens}):
         sizes = [size / case.load.devices for size in case.full.by_layer(tokens)]
         loads = loads_s(sizes, tier)
         again = prefill_s(case, tokens)
-        compute = again / len(sizes) if again else 0.0
-        layerwise = overlapped_s(loads, [compute] * len(sizes)) - len(sizes) * compute
+        computes = [again / len(sizes)] * len(sizes) if again else None
         price = tier.price_gb_month
         rows.append(
             {
                 "tokens": tokens,
                 "cache_gb": gb(case.full.held_bytes(tokens)),
                 "whole_s": tier.latency_s + sum(sizes) / tier.read_bytes_s,
-                "added_behind_equal_compute_s": layerwise,
+                "added_behind_equal_compute_s": overlapped_s(loads, computes) - sum(computes) if computes else None,
                 "recompute_s": again,
                 "usd_per_request_month": price * gb(case.full.held_bytes(tokens)) if price is not None else None,
             }
         )
-    last = rows[-1]
-    faster = last["recompute_s"] is not None and last["whole_s"] is not None and last["whole_s"] < last["recompute_s"]
     return Section(
         f"From an object store at {gb(tier.read_bytes_s):g} GB/s a device",
         tuple(rows),
-        f"{'Loading' if faster else 'Computing again'} is faster at {last['tokens']:,} tokens; ask for it in the order of the "
-        "layers, and never a token at a time.",
+        f"{_faster(rows[-1])}; ask for it in the order of the layers, and never a token at a time.",
         ("added behind equal compute: what layerwise loading adds where as many tokens again are computed meanwhile",),
     )
+
+
+def _faster(row: dict[str, Any]) -> str:
+    """Which way is faster at this length, as far as that is known."""
+    if row["recompute_s"] is None:
+        return f"Loading {row['tokens']:,} tokens takes {row['whole_s']:.3g} s; what computing them takes is not known here"
+    way = "Loading" if row["whole_s"] < row["recompute_s"] else "Computing again"
+    return f"{way} is faster at {row['tokens']:,} tokens"
