@@ -39,6 +39,13 @@ def test_parts_may_be_named(plan: Planner) -> None:
     assert plan.said("claims", "walk").err.count("claims alone") == 1
 
 
+def test_the_help_and_the_documentation_name_every_part(plan: Planner) -> None:
+    told = " ".join(plan.said("--help").out.split())
+    assert f"Parts: {', '.join(SECTIONS)};" in told
+    documented = (Path(__file__).resolve().parents[2] / "docs/plan.md").read_text()
+    assert all(f"`{name}`" in documented for name in SECTIONS)
+
+
 def test_memory_may_be_given(plan: Planner) -> None:
     told = plan("capacity", "model=qwen3_4b", "kv_gib=11.47", "formats.fp8=null")
     assert list(told["sections"]) == ["capacity"]
