@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,6 +110,51 @@ def test_after_a_turn_that_failed_all_that_follow_have_failed() -> None:
     requests = timed(engine, engine.send, Traffic(prompts, 1))
     assert [bool(request.error) for request in requests] == [True, True, True, False]
     assert [request.error for request in requests[1:3]] == ["the turn before it failed"] * 2
+
+
+@installed
+def test_another_engine_prefills_one_prompt_after_the_other_while_this_one_decodes() -> None:
+    from harness.engines.vllm.timing import timed
+
+    engine, log = Stepper(), list[Any]()
+
+    def prefill(tokens: list[int]) -> None:
+        log.append(("begun", tokens, len(engine.sent)))
+        time.sleep(0.05)
+        log.append(("done", tokens, len(engine.sent)))
+
+    prompts = [Prompt("a", (1,), 2), Prompt("b", (2,), 2), Prompt("c", (3,), 2, 0.3), Prompt("d", (4,), 2, 0.0, "a")]
+    first, second, third, turn = timed(engine, engine.send, Traffic(prompts, None), prefill)
+    assert [what for what, _, _ in log] == ["begun", "done"] * 4, "one at a time"
+    assert sorted(engine.sent) == [[1], [1, 7, 7, 4], [2], [3]] and log[0] == ("begun", [1], 0)
+    assert all(before <= at for (_, _, before), at in zip(log[::2], range(4), strict=True)), (
+        "nothing decodes unprefilled"
+    )
+    assert first.first_token_s >= 0.05 and second.first_token_s >= 0.1 and third.first_token_s >= 0.35  # type: ignore[operator]
+    assert third.sent_s == 0.3 and turn.tokens_in == 4
+
+    def broken(tokens: list[int]) -> None:
+        raise RuntimeError("the prefilling engine has died")
+
+    with pytest.raises(RuntimeError, match="has died"):
+        timed(Stepper(), engine.send, Traffic(prompts, None), broken)
+
+
+@installed
+@pytest.mark.slow
+def test_prefills_amid_decodes_are_measured_with_and_without_another_engine(tmp_path: Path) -> None:
+    words = ["engine=vllm", "engine.kv_gib=0.25", "engine.threads=1", "engine.max_tokens=1024", "load=prefill_amid"]
+    words += ["load.decoding=2", "load.prompt_tokens=130", "load.output_tokens=16", "load.long_prompts=[0,1]"]
+    words += ["load.long_tokens=600", "load.every_s=0.3", f"strategy.offload.path={tmp_path / 'kv'}"]
+    command = [sys.executable, "-m", "harness.cli", "bench", "strategy=full", "strategy/offload=handoff", *words]
+    said = subprocess.run([*command, f"results_dir={tmp_path}", "name=b"], text=True, capture_output=True, timeout=900)
+    assert said.returncode == 0, said.stderr[-4000:]
+    verdict = json.loads((tmp_path / "runs/b/payoff.json").read_text())
+    for arm in (verdict["candidates"][0], verdict["baseline"]):
+        alone, amid = arm["points"]
+        assert alone["failed"] == amid["failed"] == 0
+        assert alone["latencies"]["itl"]["p99"]["n"] == amid["latencies"]["itl"]["p99"]["n"] == 5 * 2 * 15
+    assert verdict["candidates"][0]["decision"] == "MEASURED", verdict["candidates"][0]["reasons"]
 
 
 @installed

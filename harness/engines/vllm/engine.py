@@ -126,10 +126,9 @@ class VLLMEngine(ServingEngine):
         return Support(True, "requests before the one that counts bring its caches into that state")
 
     def times(self, stack: Stack, demands: Demands, loads: int) -> Support:
-        if (stack.prefix or stack.offload) and not demands.returns:
+        reuses = stack.prefix or (stack.offload and stack.offload.name != serving.HANDOFF)
+        if reuses and not demands.returns:
             return Support(False, "the prompts of this load come back to nothing, so there is nothing to reuse")
-        if stack.offload and stack.offload.name == "handoff":
-            return Support(False, "its two engines are timed behind a proxy of yours: engine=endpoint")
         if loads > 1 and self.kv_gib is None and self.found.platform == "cuda":
             return Support(
                 False, f"{loads} engines share the device: say with engine.kv_gib what each has for its cache"

@@ -19,6 +19,7 @@ from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.engines.vllm.counters import Counters
 from harness.engines.vllm.loading import load
 from harness.engines.vllm.prefiller import Prefiller
+from harness.engines.vllm.serving import HANDOFF
 from harness.engines.vllm.timing import timed
 from harness.types import Evidence, LoadMemory, Memory, Response, Sample, Served, Thinking, digest, until
 from harness.types import Request as TimedRequest
@@ -124,9 +125,10 @@ class VLLMSession(Session):
 
     def serve(self, stack: Stack, traffic: Traffic, *, seed: int) -> Served:
         self.forget()
-        timed(self.engine, self._send, Traffic(traffic.prime, in_flight=1))
+        prefill = self.prefiller.prefill if self.prefiller else None
+        timed(self.engine, self._send, Traffic(traffic.prime, in_flight=1), prefill)
         told, before = _forget_peak(), Counters.of(self.engine)
-        requests = timed(self.engine, self._send, traffic)
+        requests = timed(self.engine, self._send, traffic, prefill)
         counted, lengths = Counters.of(self.engine) - before, [request.tokens_in for request in requests]
         held = Stack(stack.name, quant=stack.quant)
         memory = LoadMemory(
@@ -143,7 +145,8 @@ class VLLMSession(Session):
         by_request = [self._layers(stack, request, counted) for request in requests]
         by_layer = zip(stack.layers(), zip(*by_request, strict=True), strict=True)
         return tuple(
-            (max if layer.slot in REUSING else min)(found, key=lambda one: one.acted) for layer, found in by_layer
+            (max if layer.slot in REUSING and layer.name != HANDOFF else min)(found, key=lambda one: one.acted)
+            for layer, found in by_layer
         )
 
     def _layers(self, stack: Stack, timed: TimedRequest, counted: Counters) -> tuple[Evidence, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -14,6 +16,7 @@ from harness.engines.base import Prompt, Traffic
 from harness.types import Request
 
 Send = Callable[[list[int], SamplingParams], str]
+Prefill = Callable[[list[int]], None]
 FINISHED = "length"  # nothing else ends an answer
 
 
@@ -46,10 +49,16 @@ class _Sent:
 
 
 class _Timed:
-    """One measurement in the making. Tokens that one step brings came at the same time."""
+    """One measurement in the making. Tokens that one step brings came at the same time.
 
-    def __init__(self, engine: Any, send: Send, traffic: Traffic) -> None:
+    Where another engine prefills it does so beside this one, one prompt after the other, and a request goes into this one when
+    its prompt is there.
+    """
+
+    def __init__(self, engine: Any, send: Send, traffic: Traffic, prefill: Prefill | None, pool: Executor) -> None:
         self.engine, self.send, self.traffic = engine, send, traffic
+        self.prefill, self.pool = prefill, pool
+        self.prefilling = deque[tuple[Future[None], _Sent]]()
         # due, in order, with the tokens before it
         self.due = [(one.due_s, at, one, list[int]()) for at, one in enumerate(traffic.prompts) if not one.after]
         heapify(self.due)
@@ -59,25 +68,49 @@ class _Timed:
 
     def run(self) -> None:
         self.began = time.perf_counter()
-        while self.due or self.sent:
+        while self.due or self.sent or self.prefilling:
             self._send_due()
+            self._take_prefilled()
             if self.sent:
                 self._step()
-            else:
-                time.sleep(max(0.0, self.due[0][0] - self._now()))
+            elif self.due or self.prefilling:
+                self._wait()
 
     def _now(self) -> float:
         return time.perf_counter() - self.began
 
+    def _wait(self) -> None:
+        """Until the next request is due or its prompt is there."""
+        due_s = max(0.0, self.due[0][0] - self._now()) if self.due and self._room() else None
+        if self.prefilling:
+            wait([self.prefilling[0][0]], timeout=due_s)
+        else:
+            time.sleep(due_s or 0.0)
+
+    def _room(self) -> bool:
+        limit = self.traffic.in_flight
+        return limit is None or len(self.sent) + len(self.prefilling) < limit
+
     def _send_due(self) -> None:
         """Send what is due. Where everything is sent when it is due, what waits for a step to end waits in the engine's own
         queue, as it would in a server's."""
-        limit = self.traffic.in_flight
-        while self.due and self.due[0][0] <= self._now() and (limit is None or len(self.sent) < limit):
+        while self.due and self.due[0][0] <= self._now() and self._room():
             due_s, _, prompt, before = heappop(self.due)
             tokens = [*before, *prompt.token_ids]
-            request = _Sent(prompt, tokens, due_s, due_s if limit is None else self._now())
-            self.sent[self.send(tokens, _parameters(prompt))] = request
+            request = _Sent(prompt, tokens, due_s, due_s if self.traffic.in_flight is None else self._now())
+            if self.prefill is None:
+                self._decode(request)
+            else:
+                self.prefilling.append((self.pool.submit(self.prefill, tokens), request))
+
+    def _take_prefilled(self) -> None:
+        while self.prefilling and self.prefilling[0][0].done():
+            done, request = self.prefilling.popleft()
+            done.result()  # raises what went wrong there
+            self._decode(request)
+
+    def _decode(self, request: _Sent) -> None:
+        self.sent[self.send(request.token_ids, _parameters(request.prompt))] = request
 
     def _step(self) -> None:
         outputs = self.engine.step()
@@ -105,10 +138,16 @@ class _Timed:
         self._follow(prompt.id, now, before)
 
 
-def timed(engine: Any, send: Send, traffic: Traffic) -> tuple[Request, ...]:
-    """Serve ``traffic`` and say when each token came; ``send`` adds a request to the engine and returns its name there."""
-    measured = _Timed(engine, send, traffic)
-    measured.run()
+def timed(engine: Any, send: Send, traffic: Traffic, prefill: Prefill | None = None) -> tuple[Request, ...]:
+    """Serve ``traffic`` and say when each token came.
+
+    Args:
+        send: adds a request to the engine and returns its name there.
+        prefill: where another engine prefills, has it compute a prompt and returns when that is there.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        measured = _Timed(engine, send, traffic, prefill, pool)
+        measured.run()
     return tuple(measured.done[prompt.id] for prompt in traffic.prompts)
 
 
