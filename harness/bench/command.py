@@ -93,7 +93,7 @@ def make_manifest(plan: BenchPlan, command: Sequence[str]) -> dict[str, Any]:
 
 def describe(plan: BenchPlan) -> str:
     """The plan as text for a terminal."""
-    missing: Mapping[str, int] = plan.missing()
+    missing = plan.missing()
     wanted = ", ".join(f"{name} {gain:g}" for name, gain in plan.payoff.wanted.items()) or "nothing, all is measured"
     opened = len({plan.load_key(arm) for arm in plan.settings})
     lines = [
@@ -104,6 +104,6 @@ def describe(plan: BenchPlan) -> str:
     for at in plan.points:
         lines.append(f"load {at.point.label} {at.point.load.describe()}")
         for arm in at.candidates:
-            done = max(0, plan.pairs - missing[arm.address])
+            done = plan.pairs - len(missing[arm.address])
             lines.append(f"  {arm.strategy:28} {done} of {plan.pairs} pairs in the store  {arm.stack.describe()}")
     return "\n".join(lines)

@@ -6,13 +6,14 @@ Settings that share a load of the engine share a process; others have one each. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 from uuid import uuid4
 
 from tqdm import tqdm
 
+from harness.bench import trials
 from harness.bench.loads.points import Point
 from harness.bench.plan import BenchPlan, BenchPoint
 from harness.plan import PlannedCell
@@ -30,22 +31,20 @@ def execute(plan: BenchPlan) -> list[str]:
     for arm in (arm for at in plan.points for arm in at.arms):
         plan.store.note_ask(arm.ask, "loads")
     missing = plan.missing()
-    most = max(missing.values(), default=0)
-    rounds = [(at, _waiting(at, missing, number), number) for number in range(most) for at in plan.points]
+    rounds = [(at, _waiting(at, missing, number), number) for number in range(plan.pairs) for at in plan.points]
     rounds = [(at, waiting, number) for at, waiting, number in rounds if waiting]
     total = sum(len(waiting) + 2 for _, waiting, _ in rounds)
     with ExitStack() as stays, tqdm(total=total, unit="load", desc=plan.name, dynamic_ncols=True) as bar:
         driver = _Driver(plan, stays, bar)
         for at, waiting, number in rounds:
-            index = plan.pairs - missing[waiting[0].address] + number
-            driver.trial(at.point, [*at.arms[:2], *waiting], index)
+            driver.trial(at.point, [*at.arms[:2], *waiting], number)
         driver.finish()
         return driver.problems
 
 
-def _waiting(at: BenchPoint, missing: dict[str, int], number: int) -> list[PlannedCell]:
-    """Candidates that still lack a trial when so many more were taken."""
-    return [arm for arm in at.candidates if missing[arm.address] > number]
+def _waiting(at: BenchPoint, missing: Mapping[str, Sequence[int]], number: int) -> list[PlannedCell]:
+    """Candidates that lack the trial with that number."""
+    return [arm for arm in at.candidates if number in missing[arm.address]]
 
 
 class _Driver:
@@ -63,7 +62,7 @@ class _Driver:
         """Measure the arms once each. One that is lost breaks no other: the trial then pairs without it."""
         for arm in arms:  # all are warm before the first is measured
             self._process(arm)
-        name = f"{self.session}-{index}"
+        name = trials.name(self.session, index)
         for place, arm in enumerate(arms if index % 2 == 0 else list(reversed(arms))):
             if process := self._process(arm):
                 self._measure(point, arm, process, {"trial": name, "place": place, "index": index})

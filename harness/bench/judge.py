@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from harness.bench import facts, metrics, quality, roofline
+from harness.bench import facts, metrics, quality, roofline, trials
 from harness.bench import notes as notes_of
 from harness.bench.facts import Trials
 from harness.bench.metrics import SLO
 from harness.payoff import METRICS, MetricVerdict, Payoff, Series, judge_metric, judge_setting
 from harness.store import ResultStore
-from harness.types import Measurement, Request, Served, digest
+from harness.types import Request, digest
 
 SCHEMA = "kvgate.payoff/2"
 
@@ -65,7 +65,7 @@ def judge(store: ResultStore, manifest: Mapping[str, Any], payoff: Payoff) -> di
 def _seen(store: ResultStore, point: Mapping[str, Any]) -> list[_Seen]:
     """By candidate, what was measured under one load."""
     read = [store.load(arm["address"]).read()[0] for arm in point["arms"]]
-    full, again, *others = map(_served, read)
+    full, again, *others = map(trials.served, read)
     baseline, _, *candidates = point["arms"]
     return [
         _Seen(
@@ -131,15 +131,6 @@ def _at(point: Mapping[str, Any], words: str) -> str:
     return f"{words} ({point['label']})" if point["label"] else words
 
 
-def _served(measurements: Mapping[str, Measurement]) -> dict[str, Served]:
-    """By trial what was served, warm-ups and failures left out."""
-    return {
-        trial: one.served
-        for trial, one in measurements.items()
-        if one.served is not None and not trial.startswith("warm-up")
-    }
-
-
 def _series(name: str, seen: _Seen, slo: SLO) -> Series:
     by_arm = [
         [facts.measured(arm[trial], slo)[name] for trial in seen.trials] for arm in (seen.full, seen.again, seen.mine)
@@ -148,18 +139,19 @@ def _series(name: str, seen: _Seen, slo: SLO) -> Series:
 
 
 def _rates(seen: Sequence[_Seen], points: Sequence[Mapping[str, Any]], slo: SLO) -> Series:
-    """By trial that every load was measured in, the highest rate that meets the SLO."""
-    whole = [trial for trial in seen[0].trials if all(trial in one.trials for one in seen)]
+    """By trial, the highest rate that meets the SLO. Loads that were measured on different days pair by the trials' numbers."""
+    by_number = [{trials.number(trial): trial for trial in one.trials} for one in seen]
+    whole = sorted(set.intersection(*map(set, by_number)))
 
-    def sustained(trial: str, arm: str) -> float | None:
-        served = [getattr(one, arm)[trial].requests for one in seen]
+    def sustained(number: int, arm: str) -> float | None:
+        served = [getattr(one, arm)[named[number]].requests for one, named in zip(seen, by_number, strict=True)]
         rates = [_rate_of(point, requests) for point, requests in zip(points, served, strict=True)]
         if None in rates:
             return None
         met = [metrics.attainment(requests, slo) for requests in served]
         return metrics.sustained_rate(zip(rates, met, strict=True), slo.share)  # type: ignore[arg-type]
 
-    return _paired(*([sustained(trial, arm) for trial in whole] for arm in ("full", "again", "mine")))
+    return _paired(*([sustained(number, arm) for number in whole] for arm in ("full", "again", "mine")))
 
 
 def _rate_of(point: Mapping[str, Any], requests: Sequence[Request]) -> float | None:
@@ -187,8 +179,8 @@ def _look(
         return 1, payoff
     promise = {"wanted": dict(payoff.wanted), "alpha": payoff.alpha, "looks": payoff.looks}
     pair = digest(["payoff", *(address for one in seen for address in one.addresses)], 24)
-    trials, strategy = sorted(trial for one in seen for trial in one.trials), seen[0].arm["strategy"]
-    look, first = store.look(pair, digest(trials), promise)
+    tested, strategy = sorted(trial for one in seen for trial in one.trials), seen[0].arm["strategy"]
+    look, first = store.look(pair, digest(tested), promise)
     for key in ("alpha", "looks"):
         if first[key] != promise[key]:
             why = f"as promised before the first look, not {promise[key]}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import calibration, provenance
+from harness.bench import trials
 from harness.bench.facts import TAIL_VALUES
 from harness.bench.loads.base import Load
 from harness.bench.loads.points import Point, points_of
@@ -76,18 +77,22 @@ class BenchPlan(Setup):
         """Baseline, noise and candidates, as they are under the first load."""
         return self.points[0].arms
 
-    def whole_trials(self, at: BenchPoint, arm: PlannedCell) -> list[str]:
-        """Trials in which this candidate, the baseline and the baseline once more were all measured, oldest first."""
-        read = [self.store.load(one.address).read()[0] for one in (*at.arms[:2], arm)]
-        return [trial for trial in read[0] if all(trial in one and one[trial].served for one in read)]
-
-    def missing(self) -> dict[str, int]:
-        """By address of a candidate, the trials that it still lacks."""
+    def missing(self) -> dict[str, list[int]]:
+        """By address of a candidate, the numbers of the trials that it lacks: those in which not all of it, the baseline and the
+        baseline once more were measured."""
         return {
-            arm.address: max(0, self.pairs - len(self.whole_trials(at, arm)))
+            arm.address: [number for number in range(self.pairs) if number not in whole]
             for at in self.points
-            for arm in at.candidates
+            for arm, whole in zip(at.candidates, self._whole(at), strict=True)
         }
+
+    def _whole(self, at: BenchPoint) -> list[set[int]]:
+        """By candidate, the numbers of its whole trials."""
+        full, again, *others = (self._served(arm) for arm in at.arms)
+        return [{trials.number(trial) for trial in full & again & mine} for mine in others]
+
+    def _served(self, arm: PlannedCell) -> set[str]:
+        return set(trials.served(self.store.load(arm.address).read()[0]))
 
     def load_key(self, arm: PlannedCell) -> str:
         """Settings with one key share a load of the engine."""

@@ -16,14 +16,13 @@ from typing import Any
 
 from harness.bench.loads.base import Load, Prose
 from harness.bench.metrics import output_tokens_s
+from harness.bench.trials import WARM_UP
 from harness.engines.base import Engine, Traffic
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
 from harness.types import Measurement, Served
 from harness.worker import carry_out, emit, fitted
-
-WARM_UP = "warm-up"  # begins the names of trials that are stored and not compared
 
 
 def run_unit(unit: Mapping[str, Any]) -> None:

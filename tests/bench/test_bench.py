@@ -12,16 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bench import notes
+from harness.bench import judge, notes, trials
 from harness.bench.loads.base import Prose
 from harness.bench.loads.closed import Closed
+from harness.bench.metrics import SLO
 from harness.calibration import text_of
 from harness.engines.base import Demands, Prompt, Traffic
 from harness.engines.hf import timing
 from harness.engines.hf.engine import HFEngine
 from harness.report import bench as reports
 from harness.stacks import make_stack
-from harness.store import LoadCell
+from harness.store import LoadCell, ResultStore
 from harness.types import Evidence, LoadMemory, Measurement, Request, Served
 from strategies.evict.snapkv import SnapKV
 from strategies.stack import Stack
@@ -362,3 +363,43 @@ def test_memory_that_no_formula_explains_is_told() -> None:
     assert notes.of_memory(full, served(500, 52.0, 9000), {}, allocated=True) == []
     (fits,) = notes.of_memory(full, served(500, 60.0, 9000), {}, allocated=True)
     assert fits == "1.67 times as many tokens fit, and 2 times by formula"
+
+
+def test_settings_and_loads_that_come_later_have_the_trials_that_they_lack(bench: Bench) -> None:
+    """Whatever was measured before, trial i serves the same requests, no trial is another's namesake, and rates pair."""
+
+    def run(*words: str) -> None:
+        said = bench(*words, "gate.payoff.slo.ttft_s=1000")
+        assert said.code == 0, said.err
+
+    run("strategy=fp8", "load.in_flight=2")
+    run("-m", "strategy=fp8,int8", "load.in_flight=2", "pairs=6")
+    read = [bench.measurements(role) for role in ("baseline", "noise", "candidate")]
+    last = [trial for trial in read[2] if not trial.startswith(trials.WARM_UP)]
+    assert [trials.number(trial) for trial in last] == [0, 1, 2, 3, 4, 5], "fp8 lacked the sixth alone"
+    (int8,) = (arm for arm in bench.file("bench.json")["points"][0]["arms"] if arm["strategy"] == "int8")
+    later = trials.served(ResultStore(bench.results).load(int8["address"]).read()[0])
+    assert [trials.number(trial) for trial in later] == [0, 1, 2, 3, 4, 5]
+    for trial, one in later.items():
+        for arm in read[:2]:
+            base = arm[trial].served
+            assert base and [r.id for r in base.requests] == [r.id for r in one.requests]
+
+    run("strategy=fp8", "load.in_flight=[1,2]")
+    address = [point["arms"][2]["address"] for point in bench.file("bench.json")["points"]]
+    one, two = (trials.served(ResultStore(bench.results).load(name).read()[0]) for name in address)
+    assert not set(one) & set(two) and set(map(trials.number, one)) < set(map(trials.number, two))
+
+
+def test_a_rate_pairs_loads_that_were_measured_on_different_days() -> None:
+    def load(day: str, order: Sequence[int], ttft_s: float) -> dict[str, Served]:
+        request = Request("a", 10, 2, 0.0, 0.0, ttft_s, ttft_s + 1, 2.0)
+        return {trials.name(day, at): Served((request,), (), LoadMemory(1, 1, 1.0, None)) for at in order}
+
+    def seen(day: str, order: Sequence[int], ttft_s: float) -> judge._Seen:
+        full, mine = load(day, order, ttft_s), load(day, order, ttft_s)
+        return judge._Seen({}, full, full, mine, ("", ""), ())
+
+    points = [{"value": rate, "load": {"rate_s": rate}} for rate in (1.0, 3.0)]
+    series = judge._rates([seen("x", range(5), 0.5), seen("y", (3, 1, 2, 0), 1.5)], points, SLO(ttft_s=1, share=0.5))
+    assert series.pairs == series.noise == [(2.0, 2.0)] * 4, "half way from all to none"

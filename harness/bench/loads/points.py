@@ -33,7 +33,7 @@ def points_of(config: Mapping[str, Any]) -> list[Point]:
     if not lists:
         return [Point("", None, _made(config), config)]
     ((option, values),) = lists.items()
-    if not values or len(set(map(str, values))) < len(values) or not all(_number(value) for value in values):
+    if not values or not all(map(_number, values)) or len(set(values)) < len(values):
         raise BadInput(f"load.{option} must be a number or a list of different ones, got {list(values)}")
     configs = [{**config, option: value} for value in values]
     return [Point(option, value, _made(one), one) for value, one in zip(values, configs, strict=True)]
