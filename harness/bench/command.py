@@ -82,6 +82,7 @@ def make_manifest(plan: BenchPlan, command: Sequence[str]) -> dict[str, Any]:
             {
                 "label": at.point.label,
                 "value": at.point.value,
+                "weight": at.point.weight,
                 "load": at.point.load.spec(),
                 "describe": at.point.load.describe(),
                 "arms": [manifests.part(arm) for arm in at.arms],

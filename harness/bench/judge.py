@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from harness.bench import facts, metrics, quality, roofline, trials
 from harness.bench import notes as notes_of
 from harness.bench.facts import Trials
@@ -27,6 +29,7 @@ class _Seen:
     mine: Trials
     addresses: tuple[str, str]  # of the baseline and of the setting
     failures: tuple[str, ...]
+    baseline_failures: tuple[str, ...]
 
     @property
     def trials(self) -> list[str]:
@@ -39,7 +42,8 @@ def judge(store: ResultStore, manifest: Mapping[str, Any], payoff: Payoff) -> di
     points, notes = manifest["points"], list(manifest["notes"])
     seen = [_seen(store, point) for point in points]
     for at in seen:
-        notes += notes_of.of_setting(points[0]["arms"][0]["strategy"], at[0].full) + notes_of.of_reuse(at[0].full)
+        notes += notes_of.of_setting(points[0]["arms"][0]["strategy"], at[0].full, at[0].baseline_failures)
+        notes += notes_of.of_reuse(at[0].full)
     settings = [[at[number] for at in seen] for number in range(len(points[0]["arms"]) - 2)]
     judged = [_candidate(store, manifest, payoff, setting, notes) for setting in settings]
     notes += notes_of.of_engines(store, manifest)
@@ -66,6 +70,7 @@ def _seen(store: ResultStore, point: Mapping[str, Any]) -> list[_Seen]:
     """By candidate, what was measured under one load."""
     read = [store.load(arm["address"]).read()[0] for arm in point["arms"]]
     full, again, *others = map(trials.served, read)
+    lost, lost_again, *lost_others = (tuple(one.error for one in arm.values() if one.error) for arm in read)
     baseline, _, *candidates = point["arms"]
     return [
         _Seen(
@@ -74,9 +79,10 @@ def _seen(store: ResultStore, point: Mapping[str, Any]) -> list[_Seen]:
             again,
             mine,
             (baseline["address"], arm["address"]),
-            tuple(one.error for one in measurements.values() if one.error),
+            failures,
+            lost + lost_again,
         )
-        for arm, mine, measurements in zip(candidates, others, read[2:], strict=True)
+        for arm, mine, failures in zip(candidates, others, lost_others, strict=True)
     ]
 
 
@@ -111,7 +117,7 @@ def _candidate(
             }
         )
     curve = []
-    if len(points) > 1:
+    if len(points) > 1 and points[0]["weight"] is not None:
         look, held = _look(store, seen, payoff, planned, notes)
         curve = [judge_metric("rate", _rates(seen, points, payoff.slo), held, look, planned)]
     idle = next((_at(point, why) for one, point in zip(seen, points, strict=True) if (why := _idle(one.mine))), "")
@@ -149,7 +155,8 @@ def _rates(seen: Sequence[_Seen], points: Sequence[Mapping[str, Any]], slo: SLO)
         if None in rates:
             return None
         met = [metrics.attainment(requests, slo) for requests in served]
-        return metrics.sustained_rate(zip(rates, met, strict=True), slo.share)  # type: ignore[arg-type]
+        order = np.argsort([point["weight"] for point in points])
+        return metrics.sustained_rate(((rates[at], met[at]) for at in order), slo.share)  # type: ignore[misc]
 
     return _paired(*([sustained(number, arm) for number in whole] for arm in ("full", "again", "mine")))
 

@@ -144,13 +144,13 @@ def attainment(requests: Sequence[Request], slo: SLO) -> float | None:
 def sustained_rate(points: Iterable[tuple[float, float | None]], share: float) -> float | None:
     """The highest request rate at which so large a share of requests meets every limit.
 
-    Between the last rate that does and the first that does not it is linear. None where that is not seen: where all rates do,
+    Between the last load that does and the first that does not it is linear. None where that is not seen: where all loads do,
     where the lowest does not, or where one cannot be told.
 
     Args:
-        points: (requests a second, attainment) of each load, in any order.
+        points: (requests a second, attainment) of each load, from the lightest on. Past what a server can do its rate may fall.
     """
-    found = sorted(points, key=lambda point: point[0])
+    found = list(points)
     if any(attained is None for _, attained in found):
         return None
     known = [(rate, attained) for rate, attained in found if attained is not None]
@@ -158,7 +158,7 @@ def sustained_rate(points: Iterable[tuple[float, float | None]], share: float) -
         if attained < share:
             return None
         if next_attained < share:
-            return rate + (next_rate - rate) * (attained - share) / (attained - next_attained)
+            return rate + max(0.0, next_rate - rate) * (attained - share) / (attained - next_attained)
     return None
 
 

@@ -11,7 +11,7 @@ from harness import calibration, provenance
 from harness.bench import trials
 from harness.bench.facts import TAIL_VALUES
 from harness.bench.loads.base import Load
-from harness.bench.loads.points import Point, points_of
+from harness.bench.loads.points import PACE, Point, points_of
 from harness.bench.metrics import SLO
 from harness.bench.roofline import hardware_problems
 from harness.engines.base import Engine
@@ -130,8 +130,11 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
     for load in loads:
         wrong = load.problems(facts.max_tokens if facts else None)
         problems += wrong or _idle(stacks.values(), load) + _untold(payoff, load)
-    if len(points) == 1 and "rate" in payoff.wanted:
-        problems.append("gate.payoff.rate needs a load with several points, such as load=arrivals, got one")
+    if points and "rate" in payoff.wanted and (len(points) == 1 or points[0].weight is None):
+        got = f"several {points[0].option}" if len(points) > 1 else "one"
+        problems.append(
+            f"gate.payoff.rate needs a load with several points of {', '.join(PACE)}, such as load=arrivals, got {got}"
+        )
     if engine is not None and facts is not None:
         for stack in stacks.values():
             problems += stack.problems(facts.shape)

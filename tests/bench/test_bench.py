@@ -7,23 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.bench import judge, notes, trials
+from harness.bench import facts, judge, notes, trials
 from harness.bench.loads.base import Prose
 from harness.bench.loads.closed import Closed
 from harness.bench.metrics import SLO
 from harness.calibration import text_of
 from harness.engines.base import Demands, Prompt, Traffic
+from harness.engines.endpoint import engine as endpoint
 from harness.engines.hf import timing
 from harness.engines.hf.engine import HFEngine
 from harness.report import bench as reports
+from harness.report.plots import curves, pareto
 from harness.stacks import make_stack
 from harness.store import LoadCell, ResultStore
-from harness.types import Evidence, LoadMemory, Measurement, Request, Served
+from harness.types import Decision, Evidence, LoadMemory, Measurement, Request, Served
 from strategies.evict.snapkv import SnapKV
 from strategies.stack import Stack
 from tests.bench.conftest import Bench
@@ -120,7 +123,12 @@ REFUSED = {
     "goodput of what": (["gate.payoff.goodput=1"], "gate.payoff.goodput needs a limit in gate.payoff.slo"),
     "a rate of one load": (
         ["gate.payoff.rate=1", "gate.payoff.slo.ttft_s=1"],
-        "gate.payoff.rate needs a load with several points, such as load=arrivals, got one",
+        "gate.payoff.rate needs a load with several points of rate_s, in_flight, time_scale, such as load=arrivals, got one",
+    ),
+    "a rate of loads that differ otherwise": (
+        ["load.prompt_tokens=[64,32]", "gate.payoff.rate=1", "gate.payoff.slo.ttft_s=1"],
+        "gate.payoff.rate needs a load with several points",
+        "got several prompt_tokens",
     ),
     "two lists": (["load.in_flight=[1,2]", "load.requests=[2,4]"], "load must have a list in one option at most"),
     "a share of requests": (["gate.payoff.slo.share=0"], "gate.payoff.slo.share must be above 0 and at most 1, got 0"),
@@ -159,14 +167,15 @@ def test_all_problems_are_told_at_once(bench: Bench) -> None:
         assert f"kvgate bench: {field}" in said.err
 
 
-def test_the_engine_that_runs_elsewhere_is_not_timed(bench: Bench) -> None:
+def test_a_server_is_not_timed_without_guidellm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "find_spec", lambda name: None)
     where = [
         f"model.path={bench.kvgate.model}",
         f"results_dir={bench.results}",
         "engine.baseline=http://127.0.0.1:9/v1",
     ]
     said = bench.kvgate("bench", "strategy=fp8", "model=hf", "engine=endpoint", *where)
-    assert said.code == 2 and "its requests are not timed" in said.err
+    assert said.code == 2 and "GuideLLM sends the requests of a load, and is not installed" in said.err
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +277,7 @@ def _verdict(name: str) -> dict[str, Any]:
     empty = {"p50": None, "p90": None, "p99": None}
     gain = {"pairs": 5, "mean": 1.0, "low": 0.9, "high": 1.1}
     metric = {"gain": gain, "noise": gain, "wanted": None, "decision": "MEASURED"}
-    facts: dict[str, Any] = {
+    found: dict[str, Any] = {
         "values": dict.fromkeys(reports.METRICS, 1.0),
         "latencies": {kind: empty for kind in ("queue", "ttft", "tpot", "itl", "e2e")},
         "requests": 1,
@@ -292,8 +301,8 @@ def _verdict(name: str) -> dict[str, Any]:
         "points": [{"label": name, "value": at, "describe": name} for at in (1, 2)],
         "pairs": 5,
         "payoff": {"wanted": {}, "slo": {"share": 0.9}},
-        "baseline": {"strategy": "full", "points": [facts] * 2},
-        "candidates": [{**mine, "points": [{**judged, **facts}] * 2, "curve": {"rate": metric}}],
+        "baseline": {"strategy": "full", "points": [found] * 2},
+        "candidates": [{**mine, "points": [{**judged, **found}] * 2, "curve": {"rate": metric}}],
         "notes": [name],
     }
 
@@ -398,8 +407,60 @@ def test_a_rate_pairs_loads_that_were_measured_on_different_days() -> None:
 
     def seen(day: str, order: Sequence[int], ttft_s: float) -> judge._Seen:
         full, mine = load(day, order, ttft_s), load(day, order, ttft_s)
-        return judge._Seen({}, full, full, mine, ("", ""), ())
+        return judge._Seen({}, full, full, mine, ("", ""), (), ())
 
-    points = [{"value": rate, "load": {"rate_s": rate}} for rate in (1.0, 3.0)]
+    points = [{"weight": rate, "load": {"rate_s": rate}} for rate in (1.0, 3.0)]
     series = judge._rates([seen("x", range(5), 0.5), seen("y", (3, 1, 2, 0), 1.5)], points, SLO(ttft_s=1, share=0.5))
     assert series.pairs == series.noise == [(2.0, 2.0)] * 4, "half way from all to none"
+
+
+def test_a_setting_that_loses_its_slowest_requests_is_not_faster_for_it() -> None:
+    def seen(times: Sequence[float], lost: int) -> dict[str, float | None]:
+        done = tuple(Request(str(t), 9, 3, 0.0, 0.0, t, t + 2, t + 2, (t, t + 1, t + 2)) for t in times)
+        gone = tuple(Request(f"gone {at}", 9, 0, 0.0, 0.0, end_s=1.0, error="gone") for at in range(lost))
+        return facts.measured(Served(done + gone, (), LoadMemory(1, 1, 1.0, None)), SLO())
+
+    slow, fast = [5.0] * 60, [1.0] * 40
+    assert seen([*fast, *slow], 0)["ttft_p50"] == 5.0
+    assert (
+        seen(fast, 60)["ttft_p50"] is None and seen(fast, 60)["e2e_p50"] is None and seen(fast, 60)["tpot_p50"] is None
+    )
+    assert seen(fast, 1)["ttft_p50"] == 1.0, "where the median is one that came, it is told"
+    assert seen([*fast, *slow], 0)["ttft_p99"] == 5.0 and seen([*fast, *slow], 0)["itl_p99"] == 1.0
+    assert seen([*fast, *slow], 2)["ttft_p99"] is None and seen([*fast, *slow], 2)["itl_p99"] is None
+    assert seen([1.0, 2.0], 1)["ttft_p50"] == 2.0
+
+
+@given(st.lists(st.floats(0.1, 9), min_size=1, max_size=30), st.integers(0, 30), st.sampled_from([50, 90]))
+def test_a_percentile_with_lost_values_is_that_of_all(times: list[float], lost: int, percent: int) -> None:
+    found = facts._percentile(times, lost, percent)
+    known = sorted(times) + [1e9] * lost
+    assert (found is None) == (np.percentile(known, percent, method="higher") == 1e9)
+    assert found is None or found == pytest.approx(np.percentile(known, percent))
+
+
+def test_why_the_baseline_was_not_measured_is_told(bench: Bench) -> None:
+    assert bench("strategy=fp8").code == 0
+    baseline, again, _ = bench.file("bench.json")["points"][0]["arms"]
+    for arm, why in ((baseline, "Late: by a second"), (again, "MemoryError: no room")):
+        lost = Measurement(arm["address"], "x-9", 0, 1.0, None, why)
+        ResultStore(bench.results).load(arm["address"]).append([lost])
+    assert bench("strategy=fp8").code == 0
+    told = bench.file("payoff.json")["notes"]
+    assert {"full: a measurement failed: Late: by a second", "full: a measurement failed: MemoryError: no room"} <= set(
+        told
+    )
+
+
+def test_a_load_of_which_nothing_was_measured_has_no_picture() -> None:
+    verdict = _verdict("x")
+    nothing = {"values": dict.fromkeys(reports.METRICS), "cached_share": None}
+    for arm in (verdict["baseline"], *verdict["candidates"]):
+        arm["points"] = [{**at, **nothing} for at in arm["points"]]
+    assert curves.draw(verdict) is None
+
+
+def test_settings_that_are_alike_do_not_beat_each_other() -> None:
+    one, same = (pareto.Setting(name, 1.2, 0.0, 0.5, Decision.GO) for name in "ab")
+    slower = pareto.Setting("c", 1.1, 0.0, 0.5, Decision.GO)
+    assert pareto.front([one, same, slower]) == [one, same]

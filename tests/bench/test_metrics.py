@@ -157,7 +157,7 @@ def test_the_limits_of_a_quantile_cover_it(q: float) -> None:
     "points, rate",
     [
         ([(1.0, 1.0), (2.0, 0.95), (4.0, 0.85)], 3.0),
-        ([(4.0, 0.85), (1.0, 1.0), (2.0, 0.95)], 3.0),  # in any order
+        ([(1.0, 1.0), (2.0, 0.95), (1.9, 0.2)], 2.0),  # a server that gets slower when it has too much to do
         ([(1.0, 1.0), (2.0, 0.0), (4.0, 1.0)], 1.1),  # what comes after the first that fails does not count
         ([(1.0, 1.0), (2.0, 0.9)], None),  # where it ends was not seen
         ([(1.0, 0.5), (2.0, 0.1)], None),  # nor where it begins

@@ -10,6 +10,12 @@ from harness.bench.loads.base import Load
 from harness.make import make
 from harness.types import BadInput
 
+PACE = {
+    "rate_s": 1,
+    "in_flight": 1,
+    "time_scale": -1,
+}  # options that make a load heavier, or lighter, and change nothing else
+
 
 @dataclass(frozen=True)
 class Point:
@@ -19,6 +25,11 @@ class Point:
     value: float | None
     load: Load
     config: Mapping[str, Any]
+
+    @property
+    def weight(self) -> float | None:
+        """By which points are ordered from the lightest on; None where they do not differ in how much is asked at a time."""
+        return None if self.value is None or self.option not in PACE else PACE[self.option] * self.value
 
     @property
     def label(self) -> str:

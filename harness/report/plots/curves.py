@@ -36,7 +36,7 @@ PANELS: Mapping[str, Pick] = {
 
 
 def draw(verdict: Mapping[str, Any]) -> Plot | None:
-    """None where there is one load."""
+    """None where there is one load, or nothing was measured."""
     points = [point["value"] for point in verdict["points"]]
     if len(points) < 2:
         return None
@@ -44,6 +44,8 @@ def draw(verdict: Mapping[str, Any]) -> Plot | None:
     panels = {
         name: pick for name, pick in PANELS.items() if any(pick(at) is not None for arm in arms for at in arm["points"])
     }
+    if not panels:
+        return None
     down = -(-len(panels) // ACROSS)
     option = verdict["load"]["option"]
     return Plot(

@@ -46,7 +46,10 @@ def front(found: Sequence[Setting]) -> list[Setting]:
         one
         for one in found
         if not any(
-            other.throughput >= one.throughput and other.quality >= one.quality and other != one for other in found
+            other.throughput >= one.throughput
+            and other.quality >= one.quality
+            and (other.throughput, other.quality) != (one.throughput, one.quality)
+            for other in found
         )
     ]
     return sorted(best, key=lambda one: one.throughput)
