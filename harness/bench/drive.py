@@ -73,6 +73,8 @@ class _Driver:
             process.finish()
 
     def _measure(self, point: Point, arm: PlannedCell, process: Process, asked: dict[str, Any]) -> None:
+        if (patience := self.plan.engine.silence_s) is not None:  # nothing is said while a load takes its time
+            process.silence_s = patience + 2 * point.load.paced_s
         with suppress(BrokenPipeError):
             process.tell({"address": arm.address, "strategy": arm.strategy, "load": point.config, **asked})
             for event in process.events(self.bar.write):
@@ -85,7 +87,7 @@ class _Driver:
                     again = " (again)" if arm.role == "noise" else ""
                     self.bar.write(f"{asked['index']:<3} {point.label:16} {arm.strategy + again:28} {told}")
                     return
-        how = f"said nothing for {self.plan.engine.silence_s:g} s and was ended" if process.hung else "died"
+        how = f"said nothing for {process.silence_s:g} s and was ended" if process.hung else "died"
         self.bar.write(f"{arm.strategy}: the worker {how}; its last words are above")
         del self.open[self.plan.load_key(arm)]
         self.deaths[arm.strategy] += 1

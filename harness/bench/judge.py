@@ -95,7 +95,7 @@ def _candidate(
     for one, point in zip(seen, points, strict=True):
         look, held = _look(store, [one], payoff, planned, notes)
         mine = [
-            judge_metric(name, _series(name, one, payoff.slo), held, look, planned)
+            judge_metric(name, _series(name, one, payoff.slo), held, look, max(planned, len(one.trials)))
             for name, metric in METRICS.items()
             if not metric.curve
         ]
@@ -184,7 +184,12 @@ def _look(
     """
     if min(len(one.trials) for one in seen) < planned:
         return 1, payoff
-    promise = {"wanted": dict(payoff.wanted), "alpha": payoff.alpha, "looks": payoff.looks}
+    promise: dict[str, Any] = {
+        "wanted": dict(payoff.wanted),
+        "alpha": payoff.alpha,
+        "looks": payoff.looks,
+        "slo": {**payoff.slo.limits, "share": payoff.slo.share},
+    }
     pair = digest(["payoff", *(address for one in seen for address in one.addresses)], 24)
     tested, strategy = sorted(trial for one in seen for trial in one.trials), seen[0].arm["strategy"]
     look, first = store.look(pair, digest(tested), promise)
@@ -193,11 +198,17 @@ def _look(
             why = f"as promised before the first look, not {promise[key]}"
             notes.append(f"{strategy}: gate.{key} stays {first[key]} {why}")
     if first["wanted"] != promise["wanted"]:
-        then, now = (
-            ", ".join(f"{k} {v:g}" for k, v in one.items()) or "nothing" for one in (first["wanted"], payoff.wanted)
-        )
+        then, now = _listed(first["wanted"]), _listed(payoff.wanted)
         notes.append(f"{strategy}: gate.payoff asked for {then} at the first look, now for {now}")
+    if (slo := first.get("slo", promise["slo"])) != promise["slo"]:
+        notes.append(
+            f"{strategy}: gate.payoff.slo was {_listed(slo)} at the first look, and is now {_listed(promise['slo'])}"
+        )
     return look, replace(payoff, alpha=first["alpha"], looks=first["looks"])
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in values.items()) or "nothing"
 
 
 def _idle(mine: Trials) -> str:

@@ -127,6 +127,8 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
         problems += _refusals(engine, stacks.values(), loads)
         facts, found = described(engine, first["model"])
         problems += found
+    if engine is not None:
+        problems += _unseen(payoff, engine)
     for load in loads:
         wrong = load.problems(facts.max_tokens if facts else None)
         problems += wrong or _idle(stacks.values(), load) + _untold(payoff, load)
@@ -198,6 +200,17 @@ def _untold(payoff: Payoff, load: Load) -> list[str]:
         f"gate.payoff.{name} needs {TAIL_VALUES} values in a measurement, and load {load.name} gives {number}"
         for name, number in values.items()
         if name in payoff.wanted and number < TAIL_VALUES
+    ]
+
+
+def _unseen(payoff: Payoff, engine: Engine) -> list[str]:
+    """Metrics and limits that are wanted and that the engine does not see."""
+    asked = {f"gate.payoff.{name}": name for name in payoff.wanted}
+    asked |= {f"gate.payoff.slo.{name}": name for name in payoff.slo.limits}
+    return [
+        f"{field} must be null on engine {engine.name}, which does not see {kind}"
+        for field, name in asked.items()
+        if (kind := name.partition("_")[0]) in engine.unseen
     ]
 
 

@@ -7,7 +7,9 @@ into the store. It ends when its input does.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -23,6 +25,8 @@ from harness.stacks import make_stack
 from harness.store import ResultStore
 from harness.types import Measurement, Served
 from harness.worker import carry_out, emit, fitted
+
+WATCH_S = 1.0  # between looks for the parent
 
 
 def run_unit(unit: Mapping[str, Any]) -> None:
@@ -62,7 +66,16 @@ def _rate(served: Served | None) -> float | None:
     return output_tokens_s(served.requests) if served else None
 
 
+def _end_with_parent() -> None:
+    """Exit when the parent is gone: nobody is left for whom to measure."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(WATCH_S)
+    os._exit(3)
+
+
 def main() -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     carry_out(lambda: run_unit(json.loads(sys.stdin.readline())))
 
 

@@ -191,6 +191,7 @@ class Engine(ABC):
     name: ClassVar[str]
     prefill: ClassVar[Prefill] = "exact"  # how it prefills where nobody asks for the other way
     python: str | None = None  # interpreter of the environment that has the engine's library; None for this one
+    unseen: ClassVar[frozenset[str]] = frozenset()  # of what is timed: "itl" where single tokens are not seen, "peak"
     silence_s: float | None = None  # a worker that says nothing for so long hangs; None waits for ever
 
     def missing(self) -> str | None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -464,3 +468,47 @@ def test_settings_that_are_alike_do_not_beat_each_other() -> None:
     one, same = (pareto.Setting(name, 1.2, 0.0, 0.5, Decision.GO) for name in "ab")
     slower = pareto.Setting("c", 1.1, 0.0, 0.5, Decision.GO)
     assert pareto.front([one, same, slower]) == [one, same]
+
+
+@pytest.mark.slow
+def test_a_worker_does_not_outlive_a_run_that_is_killed(bench: Bench, layer: Callable[[str], list[str]]) -> None:
+    """It is killed while a measurement lasts, which nobody then waits for."""
+    words = layer("(HERE / 'pid').write_text(str(os.getpid())); import time; time.sleep(600)")
+    usual = [f"model.path={bench.kvgate.model}", f"results_dir={bench.results}", "load.warmup=0"]
+    command = [sys.executable, "-m", "harness.cli", "bench", "model=hf", "load=offline_tiny", *usual, *words]
+    paths = os.pathsep.join(sys.path)
+    note = bench.results.parent / "pid"
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}) as run:
+        try:
+            _until(note.exists)
+        finally:
+            run.kill()
+    worker = Path("/proc") / note.read_text()
+    _until(lambda: not worker.exists() or "State:\tZ" in (worker / "status").read_text())
+
+
+def _until(true: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def test_another_slo_at_the_same_measurements_is_told(bench: Bench) -> None:
+    for limit in (1000, 2000):
+        assert bench("strategy=fp8", "gate.payoff.goodput=0.01", f"gate.payoff.slo.e2e_s={limit}").code == 0
+    told = " ".join(bench.file("payoff.json")["notes"])
+    assert "fp8: gate.payoff.slo was" in told and "e2e_s 1000" in told.partition("and is now")[0]
+
+
+def test_what_a_server_does_not_tell_is_not_asked_of_it(bench: Bench) -> None:
+    where = [
+        f"model.path={bench.kvgate.model}",
+        f"results_dir={bench.results}",
+        "engine.baseline=http://127.0.0.1:9/v1",
+    ]
+    wanted = ["gate.payoff.peak=1.1", "gate.payoff.itl_p99=1", "gate.payoff.slo.itl_s=0.1"]
+    said = bench.kvgate("bench", "strategy=fp8", "model=hf", "engine=endpoint", *where, *wanted)
+    assert said.code == 2
+    for field, kind in (("peak", "peak"), ("itl_p99", "itl"), ("slo.itl_s", "itl")):
+        assert f"gate.payoff.{field} must be null on engine endpoint, which does not see {kind}" in said.err

@@ -228,3 +228,13 @@ def test_a_trace_is_replayed_with_its_beginnings_and_its_pace(prose: Prose, tmp_
 def test_a_trace_that_cannot_be_replayed_is_refused(changes: dict[str, Any], says: str) -> None:
     load = replace(LOADS["trace"], **changes)
     assert says in " ".join(load.problems(None))
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_the_pace_of_a_load_is_known(prose: Prose, name: str) -> None:
+    load = LOADS[name]
+    due_s = [
+        max(p.due_s for p in load.traffic(prose, 0, index).prompts) for index in range(200 if name == "arriving" else 1)
+    ]
+    assert (load.paced_s > 0) == any(due_s)
+    assert np.mean(due_s) <= load.paced_s <= 2.5 * np.mean(due_s) or name == "conversations"

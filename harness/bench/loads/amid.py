@@ -62,6 +62,10 @@ class Amid(Load):
     def longest_tokens(self) -> int:
         return max(self.prompt_tokens + self.output_tokens, self.long_tokens + 1 if self.long_prompts else 0)
 
+    @property
+    def paced_s(self) -> float:
+        return self.long_prompts * self.every_s
+
     def traffic(self, prose: Prose, seed: int, index: int) -> Traffic:
         def request(kind: str, at: int, tokens: int, answer: int) -> Prompt:
             name = named(seed, index, kind, at)

@@ -49,6 +49,10 @@ class Arriving(Lengths, Load):
     def num_gaps(self) -> int:
         return self.requests * (self.shortest_answer - 1)
 
+    @property
+    def paced_s(self) -> float:
+        return self.requests / self.rate_s
+
     def traffic(self, prose: Prose, seed: int, index: int) -> Traffic:
         prompts = self.prompts(prose, [named(seed, index, at) for at in range(self.requests)])
         rng = np.random.default_rng(int(named(seed, index, "arrivals"), 16))

@@ -88,6 +88,11 @@ class Load(ABC):
     def longest_tokens(self) -> int:
         """Of the longest prompt and its answer."""
 
+    @property
+    def paced_s(self) -> float:
+        """Seconds that one measurement is expected to take at its own pace, however fast the answers come."""
+        return 0.0
+
     @abstractmethod
     def traffic(self, prose: Prose, seed: int, index: int) -> Traffic:
         """The requests of the ``index``-th trial."""

@@ -63,6 +63,10 @@ class Conversations(Load):
     def longest_tokens(self) -> int:
         return self.first_tokens + (self.turns - 1) * self.turn_tokens + self.turns * self.output_tokens
 
+    @property
+    def paced_s(self) -> float:
+        return self.conversations * (self.turns - 1) * self.think_s  # one after the other at worst
+
     def traffic(self, prose: Prose, seed: int, index: int) -> Traffic:
         prompts = []
         for conversation in range(self.conversations):

@@ -100,6 +100,10 @@ class Trace(Load):
     def _given(self, one: traces.Request) -> int:
         return max(1, one.output_tokens // self.shrink)
 
+    @property
+    def paced_s(self) -> float:
+        return self.time_scale * (self.recorded[-1].timestamp_s - self.recorded[0].timestamp_s)
+
     def traffic(self, prose: Prose, seed: int, index: int) -> Traffic:
         start_s = self.recorded[0].timestamp_s
         prompts = []

@@ -50,6 +50,9 @@ class EndpointEngine(ServingEngine):
 
     name: ClassVar[str] = "endpoint"
     version: ClassVar[int] = 1
+    unseen: ClassVar[frozenset[str]] = frozenset(
+        {"itl", "peak"}
+    )  # GuideLLM tells no single tokens, and no server its peak
 
     baseline: str | None = None
     candidate: str | None = None
