@@ -215,3 +215,58 @@ def test_what_guidellm_cannot_do_is_told(driver: guide.Driver, serve: Any, known
     with pytest.raises(RuntimeError, match="GuideLLM: "):
         driver.ask({"profile": {"kind": "none"}})
     assert len(serve(known, Traffic(PROMPTS[:1], in_flight=1))) == 1, "and it goes on"
+
+
+def test_turns_after_one_that_failed_have_failed(serve: Any) -> None:
+    with mock("--ttft-ms", "50", "--itl-ms", "5", "--fail-after-requests", "0") as url:
+        first, second, other = serve(url, Traffic(TALK, in_flight=2))
+    assert "500" in first.error and second.error == "the turn before it failed" and "500" in other.error
+    assert second.sent_s is None and second.tokens_out == 0 and second.end_s == first.end_s
+
+
+@pytest.mark.parametrize("command", ["exec <&-; exit 1", "read line; exit 1", "read line; printf '{'"])
+def test_a_driver_that_ends_without_an_answer_is_told_and_started_anew(tmp_path: Path, command: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{command}\n")
+    python.chmod(0o755)
+    with guide.Driver(str(python)) as driver:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="ended without an answer"):
+                driver.ask({"long": "x" * (1 << 20)})
+            assert driver._process is None
+
+
+def test_nothing_that_sends_requests_outlives_the_one_that_asked(tiny: Path, tmp_path: Path) -> None:
+    """A worker that is killed while GuideLLM waits for an answer."""
+    with mock("--ttft-ms", "2000000", "--itl-ms", "5") as url:
+        program = (
+            "from transformers import AutoTokenizer; from harness.engines.base import Prompt, Traffic\n"
+            "from harness.engines.endpoint import guide; from harness.engines.hf.tokenizer import PromptTokenizer\n"
+            f"tokens = PromptTokenizer(AutoTokenizer.from_pretrained({str(tiny)!r}), 4096, frozenset())\n"
+            f"backend = dict(target={url!r}, timeout=4000.0, model='mock', request_format='/v1/completions')\n"
+            "guide.serve(guide.Driver(None), backend, Traffic([Prompt('a', [40] * 9, 4)], 1), tokens)\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as worker:
+            try:
+                _until(lambda: len(_members(worker.pid)) >= 4)  # itself, GuideLLM, what it forks from, and who sends
+                time.sleep(5)
+            finally:
+                worker.kill()
+        _until(lambda: not _members(worker.pid))
+
+
+def _members(session: int) -> list[int]:
+    """Processes of a session that are alive."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, its = stat.read_text().rpartition(")")[2].split()[:4]
+            found += [int(stat.parent.name)] if int(its) == session and state != "Z" else []
+    return found
+
+
+def _until(true: Any, seconds: float = 300.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.2)

@@ -29,6 +29,7 @@ END_S = 10.0  # for a driver that is asked to end
 GRACE_S = 120.0  # for a driver that is over its time
 ALIKE = {"http2": False, "validate_backend": False, "extras": {"body": {"temperature": 0.0}}}
 APART_S = 1e-6
+UNSENT = ("request_start", "first_token_iteration", "last_token_iteration", "chunks", "tokens_in", "tokens_out")
 SOON_S = 0.001  # no gap between turns that may be asked for is shorter
 
 Text = Callable[[list[int]], str]
@@ -75,10 +76,12 @@ class Driver:
         """What was seen of each request of a scenario. Raises RuntimeError where it could not be run."""
         process = self._process or self._start()
         assert process.stdin and process.stdout
-        process.stdin.write(json.dumps(spec) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
+        line = ""
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(spec) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        if not line.endswith("\n"):
             self.__exit__(None, None, None)
             raise RuntimeError("GuideLLM ended without an answer; its last words are above")
         said = json.loads(line)
@@ -129,6 +132,10 @@ def serve(
     by_turn = {(one["row"], one["turn"]): one for one in seen}
     places = {prompt.id: (name, turn) for name, turns in rows.items() for turn, prompt in enumerate(turns)}
     found = {name: by_turn[place] for name, place in places.items() if place in by_turn}
+    for prompt in traffic.prompts:  # GuideLLM sends no turn after one that failed, and may not tell of it
+        before = found.get(prompt.after)
+        if prompt.id not in found and before and before["state"] != "successful":
+            found[prompt.id] = {**before, **dict.fromkeys(UNSENT), "error": "the turn before it failed"}
     if lost := len(places) - len(found):
         raise Lost(f"GuideLLM tells nothing of {lost} of {len(places)} requests")
     requests = _requests(traffic, found)
@@ -168,7 +175,9 @@ def _row(name: float, turns: Sequence[Prompt], text: Text) -> dict[str, Any]:
 def _spec(backend: Mapping[str, Any], traffic: Traffic, data: Path, requests: int, tokenizer: str) -> dict[str, Any]:
     """A scenario of GuideLLM: a closed loop of so many streams, or each request at its time."""
     at_once = traffic.in_flight or requests
-    longest_s = LEAD_S + max(prompt.due_s for prompt in traffic.prompts) + backend["timeout"] * -(-requests // at_once)
+    pauses_s = sum(prompt.due_s for prompt in traffic.prompts if prompt.after)
+    last_s = LEAD_S + max(prompt.due_s for prompt in traffic.prompts) + pauses_s
+    longest_s = last_s + backend["timeout"] * -(-requests // at_once)
     open_loop = {"kind": "replay", "schedule_turn": "timestamp"}
     return {
         "backend": {"kind": "openai_http", **ALIKE, **backend},

@@ -11,6 +11,8 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
+import time
 import traceback
 from typing import Any
 
@@ -19,6 +21,7 @@ os.environ.setdefault(
     "GUIDELLM__MP_CONTEXT_TYPE", "forkserver"
 )  # a process for each measurement, that imports nothing anew
 os.environ.setdefault("GUIDELLM__CONSOLE_LOG_LEVEL", "WARNING")
+WATCH_S = 1.0  # between looks for the parent
 TIMES = (
     *("targeted_start", "request_start", "first_token_iteration", "last_token_iteration", "request_end"),
     "resolve_end",  # of one that failed there is no other
@@ -56,7 +59,18 @@ async def measure(spec: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def end_with_parent() -> None:
+    """Exit when the parent is gone, and let nothing that sends requests outlive it."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(WATCH_S)
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(3)
+
+
 def main() -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no answer
     import guidellm.benchmark  # noqa: F401
