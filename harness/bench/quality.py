@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness import manifest as manifests
 from harness.types import Decision, canonical
 
 
@@ -20,7 +21,7 @@ def of(root: Path, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -> dic
             )
         except (OSError, ValueError):  # not finished, or damaged: it decides nothing here
             continue
-        if run["model"]["weights_sha"] != manifest["model"]["weights_sha"]:
+        if run.get("schema") != manifests.SCHEMA or run["model"]["weights_sha"] != manifest["model"]["weights_sha"]:
             continue
         cells = [cell for group in run["groups"] for cell in group["cells"] if cell["role"] == "candidate"]
         names = {cell["strategy"] for cell in cells if canonical(cell["stack"]) == canonical(stack)}

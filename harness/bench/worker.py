@@ -23,7 +23,7 @@ from harness.engines.base import Engine, Traffic
 from harness.make import make
 from harness.stacks import make_stack
 from harness.store import ResultStore
-from harness.types import Measurement, Served
+from harness.types import Measurement, Served, digest
 from harness.worker import carry_out, emit, fitted
 
 WATCH_S = 1.0  # between looks for the parent
@@ -40,26 +40,38 @@ def run_unit(unit: Mapping[str, Any]) -> None:
             store.load(address).note_loaded(dict(session.facts()))
         stacks = {name: fitted(stack, unit["calibration"], session) for name, stack in stacks.items()}
 
-        def measure(address: str, strategy: str, trial: str, place: int, traffic: Traffic) -> None:
+        warm = set[tuple[str, str]]()  # settings and loads
+
+        def measure(address: str, strategy: str, trial: str, place: int, traffic: Traffic) -> Measurement:
             began, served, error = time.time(), None, ""
             try:
                 served = session.serve(stacks[strategy], traffic, seed=unit["seed"])
             except Exception as failure:  # out of memory, a broken layer: others are spared, and this is told
                 traceback.print_exc()
                 error = f"{type(failure).__name__}: {failure}"
-            store.load(address).append([Measurement(address, trial, place, began, served, error)])
-            emit("measured", address=address, error=error, tokens_s=_rate(served))
+            measured = Measurement(address, trial, place, began, served, error)
+            store.load(address).append([measured])
+            return measured
+
+        def warm_up(address: str, strategy: str, load: Load, place: int) -> None:
+            """Once for each setting and load."""
+            if load.warmup and (strategy, digest(load.spec())) not in warm:
+                warm.add((strategy, digest(load.spec())))
+                trial = f"{WARM_UP} {unit['session']}"
+                measure(address, strategy, trial, place, load.warming(prose, unit["seed"]))
 
         emit("opened")
         first: Load = make(unit["load"], "load")
-        for place, arm in enumerate(unit["arms"] if first.warmup else []):
-            trial = f"{WARM_UP} {unit['session']}"
-            measure(arm["addresses"][0], arm["strategy"], trial, place, first.warming(prose, unit["seed"]))
+        for place, arm in enumerate(unit["arms"]):
+            warm_up(arm["addresses"][0], arm["strategy"], first, place)
         emit("ready")
         for line in iter(sys.stdin.readline, ""):
             asked = json.loads(line)
-            traffic = make(asked["load"], "load").traffic(prose, unit["seed"], asked["index"])
-            measure(asked["address"], asked["strategy"], asked["trial"], asked["place"], traffic)
+            load: Load = make(asked["load"], "load")
+            warm_up(asked["address"], asked["strategy"], load, asked["place"])
+            traffic = load.traffic(prose, unit["seed"], asked["index"])
+            done = measure(asked["address"], asked["strategy"], asked["trial"], asked["place"], traffic)
+            emit("measured", address=done.cell, error=done.error, tokens_s=_rate(done.served))
 
 
 def _rate(served: Served | None) -> float | None:

@@ -37,6 +37,9 @@ class Stepper:
         self.most = max(self.most, len(self.there))
         return name
 
+    def abort_request(self, names: list[str]) -> None:
+        self.aborted = names
+
     def step(self) -> list[Any]:
         outputs = []
         for name in list(self.there):
@@ -136,8 +139,20 @@ def test_another_engine_prefills_one_prompt_after_the_other_while_this_one_decod
     def broken(tokens: list[int]) -> None:
         raise RuntimeError("the prefilling engine has died")
 
+    engine = Stepper()
     with pytest.raises(RuntimeError, match="has died"):
-        timed(Stepper(), engine.send, Traffic(prompts, None), broken)
+        timed(engine, engine.send, Traffic(prompts, None), broken)
+
+
+@installed
+def test_what_is_left_after_an_error_does_not_disturb_the_next() -> None:
+    from harness.engines.vllm.timing import timed
+
+    engine = Stepper()
+    engine.step = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        timed(engine, engine.send, Traffic(PROMPTS[:2], None))
+    assert engine.aborted == list(engine.there) and len(engine.aborted) == 2
 
 
 @installed

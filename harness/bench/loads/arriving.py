@@ -8,31 +8,25 @@ from typing import ClassVar
 
 import numpy as np
 
-from harness.bench.loads.base import Lengths, Load, Prose, named
+from harness.bench.loads.base import Prose, Unrelated, named
 from harness.engines.base import Demands, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arriving(Lengths, Load):
+class Arriving(Unrelated):
     """Requests at a mean rate. Every setting meets the same moments of arrival.
 
     Gaps between arrivals follow a gamma distribution, as ``vllm bench serve --burstiness`` draws them.
 
     Args:
-        requests: of one measurement.
         rate_s: requests a second, in the mean.
         burstiness: 1 is a Poisson process; below, they come in bursts; far above, evenly.
     """
 
-    LEAST: ClassVar[Mapping[str, float]] = {"requests": 1, "prompt_tokens": 2, "output_tokens": 2}
     ABOVE: ClassVar[Mapping[str, float]] = {"rate_s": 0, "burstiness": 0}
 
-    requests: int
     rate_s: float
     burstiness: float = 1.0
-
-    def problems(self, max_tokens: int | None) -> list[str]:
-        return [*super().problems(max_tokens), *self.spread_problems()]
 
     def describe(self) -> str:
         bursts = f", burstiness {self.burstiness:g}" if self.burstiness != 1 else ""
@@ -42,19 +36,11 @@ class Arriving(Lengths, Load):
         return Demands(arrives=True, mixed=self.spread > 0, output_tokens=self.shortest_answer)
 
     @property
-    def num_requests(self) -> int:
-        return self.requests
-
-    @property
-    def num_gaps(self) -> int:
-        return self.requests * (self.shortest_answer - 1)
-
-    @property
     def paced_s(self) -> float:
         return self.requests / self.rate_s
 
     def traffic(self, prose: Prose, seed: int, index: int) -> Traffic:
-        prompts = self.prompts(prose, [named(seed, index, at) for at in range(self.requests)])
+        prompts = self.prompts(prose, seed, index)
         rng = np.random.default_rng(int(named(seed, index, "arrivals"), 16))
         gaps = rng.gamma(self.burstiness, 1 / (self.rate_s * self.burstiness), len(prompts))
         due = (gaps.cumsum() - gaps[0]).tolist()  # the first is due at the start

@@ -110,21 +110,34 @@ def named(seed: int, index: int, *what: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """How long prompts and answers are: all alike, or evenly spread around a mean.
+class Unrelated(Load):
+    """Requests that have nothing in common but how long they are: all alike, or evenly spread around a mean.
 
     Args:
+        requests: of one measurement.
         prompt_tokens: of each prompt, or their mean.
         output_tokens: of each answer, or their mean; whatever they say, none ends sooner.
         spread: share of the mean by which lengths differ at most, to both sides.
     """
 
+    LEAST: ClassVar[Mapping[str, float]] = {"requests": 1, "prompt_tokens": 2, "output_tokens": 2}
+
+    requests: int
     prompt_tokens: int
     output_tokens: int
     spread: float = 0.0
 
-    def spread_problems(self) -> list[str]:
-        return [] if 0 <= self.spread < 1 else [f"load.spread must be 0 or more and below 1, got {self.spread}"]
+    def problems(self, max_tokens: int | None) -> list[str]:
+        wrong = [] if 0 <= self.spread < 1 else [f"load.spread must be 0 or more and below 1, got {self.spread}"]
+        return [*super().problems(max_tokens), *wrong]
+
+    @property
+    def num_requests(self) -> int:
+        return self.requests
+
+    @property
+    def num_gaps(self) -> int:
+        return self.requests * (self.shortest_answer - 1)
 
     def drawn(self, name: str) -> tuple[int, int]:
         """Tokens of the prompt and of the answer of that name."""
@@ -147,8 +160,9 @@ class Lengths:
         spread = f" (each {self.spread:.0%} more or less)" if self.spread else ""
         return f"{self.prompt_tokens} + {self.output_tokens} tokens{spread}"
 
-    def prompts(self, prose: Prose, names: Sequence[str]) -> list[Prompt]:
-        """A request for each name."""
+    def prompts(self, prose: Prose, seed: int, index: int) -> list[Prompt]:
+        """The requests, all due at the start."""
+        names = [named(seed, index, at) for at in range(self.requests)]
         lengths = [self.drawn(name) for name in names]
         return [
             Prompt(name, prose.cut(name, asked), given) for name, (asked, given) in zip(names, lengths, strict=True)

@@ -6,26 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from harness.bench.loads.base import Lengths, Load, Prose, named
+from harness.bench.loads.base import Prose, Unrelated
 from harness.engines.base import Demands, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Closed(Lengths, Load):
+class Closed(Unrelated):
     """Requests that are all due at once.
 
     Args:
-        requests: of one measurement.
         in_flight: requests that are with the engine at a time.
     """
 
-    LEAST: ClassVar[Mapping[str, float]] = {"requests": 1, "prompt_tokens": 2, "output_tokens": 2, "in_flight": 1}
+    LEAST: ClassVar[Mapping[str, float]] = {**Unrelated.LEAST, "in_flight": 1}
 
-    requests: int
     in_flight: int
-
-    def problems(self, max_tokens: int | None) -> list[str]:
-        return [*super().problems(max_tokens), *self.spread_problems()]
 
     def describe(self) -> str:
         at_once = min(self.in_flight, self.requests)
@@ -34,13 +29,5 @@ class Closed(Lengths, Load):
     def demands(self) -> Demands:
         return Demands(mixed=self.spread > 0, output_tokens=self.shortest_answer)
 
-    @property
-    def num_requests(self) -> int:
-        return self.requests
-
-    @property
-    def num_gaps(self) -> int:
-        return self.requests * (self.shortest_answer - 1)
-
     def traffic(self, prose: Prose, seed: int, index: int) -> Traffic:
-        return Traffic(self.prompts(prose, [named(seed, index, at) for at in range(self.requests)]), self.in_flight)
+        return Traffic(self.prompts(prose, seed, index), self.in_flight)

@@ -147,7 +147,10 @@ def timed(engine: Any, send: Send, traffic: Traffic, prefill: Prefill | None = N
     """
     with ThreadPoolExecutor(1) as pool:
         measured = _Timed(engine, send, traffic, prefill, pool)
-        measured.run()
+        try:
+            measured.run()
+        finally:
+            engine.abort_request(list(measured.sent))  # what is left after an error
     return tuple(measured.done[prompt.id] for prompt in traffic.prompts)
 
 
