@@ -53,7 +53,7 @@ from harness.engines.hf.decode import feed
 from harness.engines.hf.joint import JointCache
 from harness.engines.hf.kinds import shape_of
 from harness.engines.hf.prefill import Prefilled, prefill
-from harness.store import write_atomic
+from harness.places import write_atomic
 from strategies.base import KVShape
 from strategies.evict.h2o import H2O
 from strategies.evict.snapkv import SnapKV

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,7 +12,8 @@ from harness import compare
 from harness import manifest as manifests
 from harness import report as reports
 from harness.judge import candidates, judge, report_gate, results_of, strict_exit
-from harness.store import ResultStore, write_atomic
+from harness.places import Place, place, write_atomic
+from harness.store import ResultStore
 from harness.types import BadInput, Gate, strangers
 
 
@@ -62,7 +62,7 @@ def report(config: Mapping[str, Any]) -> int:
         raise BadInput(f"format must be text or json, got {config['format']!r}")
     if config["by"] not in ("task", "family"):
         raise BadInput(f"by must be task or family, got {config['by']!r}")
-    folder, manifest = manifests.load(config["run"], Path(config["results_dir"]))
+    folder, manifest = manifests.load(config["run"], place(config["results_dir"]))
     gate = report_gate(manifest["gate"], config["gate"])
     if wrong := strangers(gate, {group["label"]: group["fidelity"] for group in manifest["groups"]}):
         raise BadInput(*wrong)
@@ -81,7 +81,7 @@ def report(config: Mapping[str, Any]) -> int:
 
 def _judge_and_write(
     store: ResultStore,
-    folder: Path,
+    folder: Place,
     manifest: Mapping[str, Any],
     gate: Gate,
     compared: Sequence[str],

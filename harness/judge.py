@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,6 +17,7 @@ from harness.degenerate import degenerate
 from harness.make import make
 from harness.parts import Part, parts
 from harness.pass_at_k import pass_at_k
+from harness.places import Place
 from harness.store import Damage, ResultStore
 from harness.types import BadInput, Decision, Gate, Generation, Pair, Record, Sample, State, canonical, digest
 from harness.verdict import CellInput, CellVerdict, even, judge_cell, judge_ladders, judge_strategy
@@ -529,6 +529,6 @@ def candidates(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(cell["strategy"] for cell in cells))
 
 
-def results_of(folder: Path) -> Path:
+def results_of(folder: Place) -> Place:
     """The results folder that a run's folder lies in."""
     return folder.parent.parent

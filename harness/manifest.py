@@ -7,11 +7,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import provenance
-from harness.store import write_atomic
+from harness.places import Place, place, write_atomic
 from harness.types import BadInput
 
 if TYPE_CHECKING:
@@ -92,17 +91,17 @@ def part(cell: PlannedCell) -> dict[str, Any]:
     }
 
 
-def save(manifest: Mapping[str, Any], folder: Path) -> None:
+def save(manifest: Mapping[str, Any], folder: Place) -> None:
     write_atomic(folder / "run.json", json.dumps(manifest, indent=1, ensure_ascii=False))
 
 
-def load(run: str, results_dir: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder and manifest of a run given by name or path. Raises BadInput if there is none."""
-    folder = Path(run).expanduser()
-    if not (folder / "run.json").is_file():
-        folder = results_dir.expanduser() / "runs" / run
-    if not (folder / "run.json").is_file():
-        known = sorted(path.parent.name for path in (results_dir.expanduser() / "runs").glob("*/run.json"))
+def load(run: str, results_dir: Place) -> tuple[Place, dict[str, Any]]:
+    """The folder and manifest of a run given by name or address. Raises BadInput if there is none."""
+    folder = place(run)
+    if not (folder / "run.json").exists():
+        folder = results_dir / "runs" / run
+    if not (folder / "run.json").exists():
+        known = sorted(file.parent.name for file in (results_dir / "runs").glob("*/run.json"))
         there = f"; there are {', '.join(known[-8:])}" if known else ""
         raise BadInput(f"run must be a run folder or the name of a run in {results_dir}/runs, got {run!r}{there}")
     try:
@@ -111,4 +110,4 @@ def load(run: str, results_dir: Path) -> tuple[Path, dict[str, Any]]:
         raise BadInput(f"run: {folder / 'run.json'} is damaged ({error}); start the run again to rewrite it") from error
     if manifest.get("schema") != SCHEMA:
         raise BadInput(f"run: {folder / 'run.json'} must have schema {SCHEMA}, got {manifest.get('schema')!r}")
-    return folder.absolute(), manifest
+    return folder, manifest

@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 from harness import calibration
@@ -19,8 +18,9 @@ from harness.engines.base import CONTROL, Engine, ModelFacts, Support
 from harness.generation import Reserving, drawn, generation_of, num_items
 from harness.history import HISTORIES, link, most_tokens
 from harness.make import make
+from harness.places import Place
 from harness.stacks import make_stack
-from harness.store import ResultStore
+from harness.store import ResultStore, store_of
 from harness.types import BadInput, Gate, Generation, Sample, Unsupported, canonical, digest, strangers
 from strategies.stack import Stack
 from tasks.base import Task
@@ -62,7 +62,7 @@ class Group:
     seed: int
     n: int
     samples: list[Sample]
-    samples_file: Path
+    samples_file: Place
     samples_set: str
     tokens: tuple[int, ...]  # of each sample, in the cache when it is compressed
     cells: tuple[PlannedCell, ...]
@@ -195,8 +195,8 @@ def plan(jobs: Sequence[Job]) -> Plan:
     problems += generation.problems()
     for job in jobs:
         problems += _numbers(job.config)
-    store = ResultStore(Path(first["results_dir"]).expanduser().absolute())
-    problems += store.problems()
+    store, unwritable = store_of(first["results_dir"])
+    problems += unwritable
     engine, unbuilt = engine_of(first["engine"])
     problems += unbuilt
     stacks, found = stacks_of(jobs, engine)
@@ -232,7 +232,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
             problems += [f"{problem} ({_asked(task, room)})" for problem in task.problems(room)]
     problems += _thoughtful(tasks.values(), generation)
     problems += strangers(gate, {label: tasks[key].fidelity for key, label in _labels(tasks).items()})
-    if problems or engine is None or facts is None or control is None:
+    if problems or store is None or engine is None or facts is None or control is None:
         raise BadInput(*dict.fromkeys(problems))
     plan = Plan(
         **setup_of(first, store, engine, facts),
@@ -572,7 +572,7 @@ def _group(
 
 def _samples(
     store: ResultStore, task: Task, facts: ModelFacts, n: int, seed: int, generation: Generation
-) -> tuple[Path, list[Sample]]:
+) -> tuple[Place, list[Sample]]:
     """The task's samples as they are generated, from their file if they were made before."""
     prompts = [facts.identity[key] for key in ("tokenizer", "chat_template")]
     asked = {"task": task.spec(), "prompts": prompts, "n": n, "seed": seed}

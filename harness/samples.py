@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import pandas as pd
 
+from harness.places import Place, write_atomic
 from harness.types import BadInput, Sample, Thinking, digest
 
 _JSON = ("answers", "stop", "instructions", "meta", "turns", "think")
 
 
-def save(samples: list[Sample], path: Path) -> None:
+def save(samples: list[Sample], path: Place) -> None:
     """Write a parquet file that ``datasets`` and ``pandas`` read; sequences and facts are JSON text in their columns."""
     from datasets import Dataset, disable_progress_bars, enable_progress_bars
 
     rows = [{**asdict(s), **{key: json.dumps(asdict(s)[key]) for key in _JSON}} for s in samples]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    file = BytesIO()
     disable_progress_bars()
-    Dataset.from_list(rows).to_parquet(str(beside))
+    Dataset.from_list(rows).to_parquet(file)
     enable_progress_bars()
-    os.replace(beside, path)
+    write_atomic(path, file.getvalue())
 
 
-def load(path: Path, n: int | None = None) -> list[Sample]:
+def load(path: Place, n: int | None = None) -> list[Sample]:
     """Read the first ``n`` samples (all by default). Raises BadInput if the file is missing or damaged."""
     try:
-        rows = pd.read_parquet(path).to_dict("records")
+        rows = pd.read_parquet(BytesIO(path.read_bytes())).to_dict("records")
         return [_sample(row) for row in rows[:n]]
     except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors derive from these
         reason = str(error).splitlines()[0]

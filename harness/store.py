@@ -1,12 +1,12 @@
 """The only writer of results.
 
-Immutable part files, one writer each, written beside and renamed. A cell's folder is named by the hash of what was asked;
+Immutable part files, one writer each, each whole or not there. A cell's folder is named by the hash of what was asked;
 its records are the union of its parts; its finish mark comes last. Nothing is ever rewritten in place, so a reader, a second
-writer or a kill at any moment cannot corrupt what is there.
+writer or a kill at any moment cannot corrupt what is there. On a disk and in an object store alike (``harness.places``).
 
 ::
 
-    results/
+    results/                                a folder, or s3://bucket/prefix
       cells/<address>/ask.json              what was asked: the address is its hash
                       loaded.json           what became known on loading (resolved dtype, devices)
                       part-*.jsonl          records, one a line, each with its checksum
@@ -14,7 +14,7 @@ writer or a kill at any moment cannot corrupt what is there.
                       damaged/              part files that held a damaged line, moved aside
       loads/<address>/                      of a timed load: the same, its lines are measurements
       samples/<key>.parquet                 the samples of a task, made once
-      looks/<pair>/<samples>.json           one file for each set of samples a pair of cells was tested on
+      looks/<pair>/<number>.json            one file for each set of samples a pair of cells was tested on
       runs/<name>/                          what one command made; it points at cells
 """
 
@@ -22,15 +22,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import time
+import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from harness.places import Place, create, place, read_all, remove, write_atomic
+from harness.s3 import S3Path
 from harness.types import BadInput, Measurement, Record, State, canonical, digest
 
 Line = TypeVar("Line", Record, Measurement)
@@ -42,7 +41,7 @@ MERGE_ABOVE = 1  # parts of a finished cell are merged into one file when there 
 class Damage(NamedTuple):
     """A line that is not a whole record."""
 
-    file: Path
+    file: Place
     line: int
     reason: str
 
@@ -50,12 +49,9 @@ class Damage(NamedTuple):
         return f"damaged record: {self.file}, line {self.line}: {self.reason}"
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write beside and rename, so that a reader sees the old file or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+def _lines(content: bytes) -> list[str]:
+    """The lines of a part. A damaged byte may not even be text; it must cost one line, not the file."""
+    return content.decode("utf-8", errors="replace").splitlines()
 
 
 def _line(record: Record | Measurement) -> str:
@@ -85,7 +81,7 @@ def _rank(record: Record) -> int:
 class Parts(ABC, Generic[Line]):
     """One folder of part files, whose lines are of one kind."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Place) -> None:
         self.folder = folder
         self.address = folder.name
 
@@ -105,23 +101,24 @@ class Parts(ABC, Generic[Line]):
         """The best record of every key. Read again if another writer merged parts meanwhile."""
         found: tuple[dict[tuple[str, str], Line], list[Damage]] = ({}, [])
         for _ in range(READ_TRIES):
-            before = sorted(self.folder.glob("part-*.jsonl"))
+            before = self._parts()
             try:
                 found = self._read_files(before)
             except FileNotFoundError:
                 continue
-            after = set(self.folder.glob("part-*.jsonl"))
+            after = set(self._parts())
             if after.issuperset(before) and (before or not after):
                 break
         return found
 
-    def _read_files(self, files: list[Path]) -> tuple[dict[tuple[str, str], Line], list[Damage]]:
+    def _parts(self) -> list[Place]:
+        return sorted(self.folder.glob("part-*.jsonl"), key=str)
+
+    def _read_files(self, files: list[Place]) -> tuple[dict[tuple[str, str], Line], list[Damage]]:
         records: dict[tuple[str, str], Line] = {}
         damaged = []
-        for file in files:
-            # a damaged byte may not even be text; it must cost one line, not the file
-            lines = file.read_bytes().decode("utf-8", errors="replace").splitlines()
-            for number, line in enumerate(lines, start=1):
+        for file, content in zip(files, read_all(files), strict=True):
+            for number, line in enumerate(_lines(content), start=1):
                 try:
                     record = self._parse(_body(line))
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -137,22 +134,29 @@ class Parts(ABC, Generic[Line]):
         _, damaged = self._read()
         for file in sorted({damage.file for damage in damaged}):
             bad = {damage.line for damage in damaged if damage.file == file}
-            lines = file.read_bytes().decode("utf-8", errors="replace").splitlines()
-            whole = [line for number, line in enumerate(lines, start=1) if number not in bad]
-            (self.folder / "damaged").mkdir(exist_ok=True)
-            shutil.copy2(file, self.folder / "damaged" / file.name)
+            try:
+                content = file.read_bytes()
+            except FileNotFoundError:  # another repaired it meanwhile
+                continue
+            whole = [line for number, line in enumerate(_lines(content), start=1) if number not in bad]
+            write_atomic(self.folder / "damaged" / file.name, content)
             if not whole or self._write_part(whole) != file:  # a name is the hash of whole lines: it may be the same
                 file.unlink(missing_ok=True)
         if damaged:
-            for mark in self.folder.glob("finished-*"):
-                mark.unlink(missing_ok=True)
+            remove(self.folder.glob("finished-*"))
         return damaged
 
     def append(self, records: Iterable[Line]) -> None:
-        """Add records as one new part file."""
-        self._write_part([_line(record) for record in records])
+        """Add records as one new part file. Raises BadInput if it cannot be written; then nothing of it is there."""
+        try:
+            self._write_part([_line(record) for record in records])
+        except OSError as error:
+            raise BadInput(
+                f"results_dir: {error.filename or self.folder} could not be written ({error.strerror or error}); "
+                "what was written before is kept: start the run again to go on"
+            ) from error
 
-    def _write_part(self, lines: list[str]) -> Path:
+    def _write_part(self, lines: list[str]) -> Place:
         text = "\n".join(lines) + "\n"
         name = f"part-{hashlib.sha256(text.encode()).hexdigest()[:20]}.jsonl"
         write_atomic(self.folder / name, text)
@@ -164,14 +168,12 @@ class Parts(ABC, Generic[Line]):
         Only parts whose records the merged file holds are removed, after it is in place; so whatever two writers do at
         once, every record stays in some file.
         """
-        parts = sorted(self.folder.glob("part-*.jsonl"))
+        parts = self._parts()
         if len(parts) > MERGE_ABOVE:
             records, damaged = self._read()
             if not damaged:
                 merged = self._write_part([_line(records[key]) for key in sorted(records)])
-                for part in parts:
-                    if part != merged:
-                        part.unlink(missing_ok=True)
+                remove(part for part in parts if part != merged)
         write_atomic(self.folder / f"finished-{samples}", "")
 
     def finished(self, samples: str) -> bool:
@@ -180,9 +182,9 @@ class Parts(ABC, Generic[Line]):
     def note_loaded(self, facts: Mapping[str, Any]) -> None:
         """Store what became known by loading; refuse to add records to a cell that was loaded otherwise."""
         path = self.folder / "loaded.json"
-        if not path.exists():
-            write_atomic(path, canonical(facts))
-        elif (before := json.loads(path.read_text(encoding="utf-8"))) != json.loads(canonical(facts)):
+        if create(path, canonical(facts)):
+            return
+        if (before := json.loads(path.read_text(encoding="utf-8"))) != json.loads(canonical(facts)):
             raise BadInput(f"cell {self.address} was run as {before}, now the model loads as {dict(facts)}; not mixed")
 
     def loaded(self) -> dict[str, Any]:
@@ -236,13 +238,15 @@ class LoadCell(Parts[Measurement]):
 
 
 class ResultStore:
-    """A results folder, on a disk or a network share. Many may read and write it at once."""
+    """A results folder, on a disk, a network share or in an object store. Many may read and write it at once."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Place | str) -> None:
+        self.root = place(root)
 
     def problems(self) -> list[str]:
         """Why nothing can be written here, found by trying."""
+        if isinstance(self.root, S3Path):
+            return [f"results_dir {problem}" for problem in (self.root.problem(),) if problem]
         probe = self.root / f".probe-{uuid.uuid4().hex}"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -263,20 +267,19 @@ class ResultStore:
         return digest(ask, 24)
 
     def note_ask(self, ask: Mapping[str, Any], kind: Literal["cells", "loads"] = "cells") -> None:
-        path = self.root / kind / self.ask(ask) / "ask.json"
-        if not path.exists():
-            write_atomic(path, json.dumps(ask, indent=1, sort_keys=True))
+        create(self.root / kind / self.ask(ask) / "ask.json", json.dumps(ask, indent=1, sort_keys=True))
 
-    def samples_file(self, key: str) -> Path:
+    def samples_file(self, key: str) -> Place:
         return self.root / "samples" / f"{key}.parquet"
 
-    def run(self, name: str) -> Path:
+    def run(self, name: str) -> Place:
         return self.root / "runs" / name
 
     def look(self, pair: str, samples: str, promise: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """Count this test of a pair of cells on a set of samples.
 
         Testing the same samples again is the same look. Looks are never forgotten, nor what was promised before the first.
+        Their order is that of their numbers, each of which one writer alone can take: no clock has a say.
 
         Args:
             pair: Which two cells are compared.
@@ -287,13 +290,25 @@ class ResultStore:
             Which look this is, from 1, and the promise that the first look was made under.
         """
         folder = self.root / "looks" / pair
-        mark = folder / f"{samples}.json"
-        if not mark.exists():
-            write_atomic(mark, canonical({"promise": promise, "time_ns": time.time_ns()}))
-        looks = sorted(
-            (facts["time_ns"], path.stem, facts["promise"])
-            for path in folder.glob("*.json")
-            for facts in (json.loads(path.read_text(encoding="utf-8")),)
-        )
-        stems = [stem for _, stem, _ in looks]
-        return 1 + stems.index(samples), looks[0][2]
+        while samples not in (looks := _looks(folder)):
+            create(folder / f"{len(looks) + 1:06}.json", canonical({"samples": samples, "promise": promise}))
+        return 1 + list(looks).index(samples), next(iter(looks.values()))
+
+
+def store_of(results_dir: str) -> tuple[ResultStore | None, list[str]]:
+    """The store that an option names, and why nothing can be written there."""
+    try:
+        store = ResultStore(results_dir)
+    except BadInput as error:
+        return None, error.problems
+    return store, store.problems()
+
+
+def _looks(folder: Place) -> dict[str, dict[str, Any]]:
+    """What was promised when each set of samples was looked at, the first first.
+
+    Of before looks had numbers, one is named by its samples, and its clock says when it was.
+    """
+    found = [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in folder.glob("*.json")]
+    found.sort(key=lambda one: (one[1].get("time_ns", math.inf), one[0]))
+    return {facts.get("samples", stem): facts["promise"] for stem, facts in found}

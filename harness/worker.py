@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from harness import samples as sample_files
@@ -20,6 +19,7 @@ from harness.calibration import text_of
 from harness.engines.base import Answer, Ask, Engine, Row, Session
 from harness.history import Heard, in_order, link, waves
 from harness.make import make
+from harness.places import place
 from harness.stacks import make_stack
 from harness.store import ResultStore
 from harness.types import BadInput, Record, Sample, State, Unsupported
@@ -35,7 +35,7 @@ def emit(event: str, **facts: Any) -> None:
 
 def run_unit(unit: Mapping[str, Any]) -> None:
     """Open the engine once and answer every sample that the unit's cells still miss."""
-    store = ResultStore(Path(unit["results_dir"]))
+    store = ResultStore(unit["results_dir"])
     engine: Engine = make(unit["engine"], "engine")
     one = next(row for group in unit["groups"] for batch in group["batches"] for row in batch)
     with engine.open(unit["model"], _stack(one, engine)) as session:
@@ -63,7 +63,7 @@ def _run_group(
     for cell in cells:
         store.cell(cell).note_loaded(facts)
     session.forget()
-    samples = sample_files.load(Path(group["samples_file"]), group["n"])
+    samples = sample_files.load(place(group["samples_file"]), group["n"])
     missing = {cell: set(ids) for cell, ids in group["missing"].items()}
     waiting = {sample.id: [cell for cell in cells if sample.id in missing[cell]] for sample in samples}
     heard = _heard(group["history"], samples, cells, store)

@@ -14,9 +14,9 @@ from harness.bench.judge import judge
 from harness.bench.plan import BenchPlan, plan
 from harness.judge import strict_exit
 from harness.make import make
+from harness.places import write_atomic
 from harness.plan import Job, engine_of, mixed
 from harness.report import bench as reports
-from harness.store import write_atomic
 from harness.types import BadInput
 
 SCHEMA = "kvgate.bench/2"

@@ -14,8 +14,8 @@ from harness import provenance
 from harness.bench import disk, tiers
 from harness.engines.base import Engine
 from harness.make import make
+from harness.places import write_atomic
 from harness.plan import described, named
-from harness.store import write_atomic
 from harness.types import BadInput, Unsupported
 
 
@@ -34,7 +34,8 @@ class Links:
 
 def measure(links: Links, engine: Engine, config: Mapping[str, Any]) -> Path:
     """Measure, and write ``hardware/<name>.yaml`` into the results folder; returns it. Raises BadInput."""
-    if problems := named(config["name"]):
+    results = Path(config["results_dir"]).expanduser()
+    if problems := named(config["name"]) + _unreadable(config["results_dir"]):
         raise BadInput(*problems)
     try:
         found: dict[str, Any] = engine.rates(config["model"])
@@ -57,9 +58,13 @@ def measure(links: Links, engine: Engine, config: Mapping[str, Any]) -> Path:
         "disk": disks,
         **_tier(engine, config),
     }
-    path = Path(config["results_dir"]).expanduser() / "hardware" / f"{config['name']}.yaml"
-    write_atomic(path, yaml.safe_dump(facts, sort_keys=False))
-    return path
+    return write_atomic(results / "hardware" / f"{config['name']}.yaml", yaml.safe_dump(facts, sort_keys=False))
+
+
+def _unreadable(results_dir: str) -> list[str]:
+    """Why hardware files cannot lie there."""
+    rule = "results_dir must be a folder for load=links: --config-dir reads the hardware file from it"
+    return [f"{rule}, got {results_dir}"] if "://" in results_dir else []
 
 
 def _tier(engine: Engine, config: Mapping[str, Any]) -> dict[str, dict[str, float]]:

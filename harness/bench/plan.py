@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from harness import calibration, provenance
@@ -32,7 +31,7 @@ from harness.plan import (
     stacks_of,
     strategy_key,
 )
-from harness.store import ResultStore
+from harness.store import store_of
 from harness.types import BadInput
 from strategies.stack import Stack
 
@@ -110,8 +109,8 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
     gate = gate_of(first["gate"])
     payoff = payoff_of(first["gate"])
     problems += gate.problems() + payoff.problems() + hardware_problems(first["hardware"])
-    store = ResultStore(Path(first["results_dir"]).expanduser().absolute())
-    problems += store.problems()
+    store, found = store_of(first["results_dir"])
+    problems += found
     engine, found = engine_of(first["engine"])
     problems += found
     stacks, found = stacks_of(jobs, engine)
@@ -144,7 +143,7 @@ def plan(jobs: Sequence[Job]) -> BenchPlan:
             problems += refused("strategy", engine, stack.name, engine.serves(stack, facts.shape))
         if any(stack.calibrates for stack in stacks.values()):
             problems += calibration.problems(first["calibration"], facts.tokenizer)
-    if problems or engine is None or facts is None:
+    if problems or store is None or engine is None or facts is None:
         raise BadInput(*dict.fromkeys(problems))
     common = {
         "model": facts.identity,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from harness import manifest as manifests
+from harness.places import Place
 from harness.types import Decision, canonical
 
 
-def of(root: Path, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any] | None:
+def of(root: Place, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the newest run of this results folder decided of the same layers on the same weights; the same engine's first."""
     found = []
     for file in (root / "runs").glob("*/run.json"):

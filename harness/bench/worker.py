@@ -13,7 +13,6 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from harness.bench.loads.base import Load, Prose
@@ -31,7 +30,7 @@ WATCH_S = 1.0  # between looks for the parent
 
 def run_unit(unit: Mapping[str, Any]) -> None:
     """Open the engine once, warm every setting up, and measure what is asked for until nothing more is."""
-    store = ResultStore(Path(unit["results_dir"]))
+    store = ResultStore(unit["results_dir"])
     engine: Engine = make(unit["engine"], "engine")
     stacks = {arm["strategy"]: engine.resolve(make_stack(arm["strategy"], arm["stack"])) for arm in unit["arms"]}
     prose = Prose(engine.describe(unit["model"]).tokenizer)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from harness.places import Place, remove, write_atomic
 from harness.report import html, markdown, plots, sheet
-from harness.report.files import write_atomic
 from harness.report.page import build
 from harness.report.terminal import text_table
 
 __all__ = ["text_table", "write"]
 
 
-def write(folder: Path, verdict: Mapping[str, Any], samples: pd.DataFrame) -> list[Path]:
+def write(folder: Place, verdict: Mapping[str, Any], samples: pd.DataFrame) -> list[Place]:
     """Writes the whole report into ``folder`` and returns the paths, the HTML page first.
 
     The same verdict and samples give the same bytes: nothing here reads a clock or draws a random number.
@@ -27,7 +26,6 @@ def write(folder: Path, verdict: Mapping[str, Any], samples: pd.DataFrame) -> li
         verdict: Content of verdict.json, schema ``kvgate.verdict/1``. Any number may be None.
         samples: One row per (strategy, task, mode, sample); the baseline's own rows are those of strategy ``full``.
     """
-    folder = Path(folder)
     pictures = plots.draw(verdict, samples)
     page = build(verdict, samples)
     files = {
@@ -42,7 +40,5 @@ def write(folder: Path, verdict: Mapping[str, Any], samples: pd.DataFrame) -> li
         "routing.csv": sheet.routing(verdict),
     }
     files |= {name: text.encode() for name, text in some.items() if text}
-    for stale in (*some, *(f"plots/{file}" for file in plots.FILES)):
-        if stale not in files:
-            (folder / stale).unlink(missing_ok=True)
+    remove(folder / name for name in (*some, *(f"plots/{file}" for file in plots.FILES)) if name not in files)
     return [write_atomic(folder / name, content) for name, content in files.items()]

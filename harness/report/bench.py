@@ -5,11 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from harness.payoff import METRICS
-from harness.report.files import write_atomic
+from harness.places import Place, write_atomic
 from harness.report.format import MINUS, MISSING, count, general, missing, percent, plain, size
 from harness.report.html import template
 from harness.report.markdown import bullets, escape, table_grid
@@ -51,7 +50,7 @@ class BenchPage:
     plots: tuple[Plot, ...]
 
 
-def write(folder: Path, verdict: Mapping[str, Any]) -> Path:
+def write(folder: Place, verdict: Mapping[str, Any]) -> Place:
     """Write bench.html and bench.md into ``folder``; returns the HTML page."""
     page = build(verdict)
     for plot in page.plots:
