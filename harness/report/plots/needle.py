@@ -35,16 +35,17 @@ def draw(outlook: Outlook, samples: pd.DataFrame) -> Plot | None:
     needles["depth"], depths = _binned(needles["depth"].astype(float), DEPTH_BINS)
     needles["length"], lengths = _binned(needles["length"].astype(float), LENGTH_BINS)
     known = ["full", *(entry["name"] for entry in outlook.strategies)]
+    maps = dict(iter(needles.groupby(["task", "mode", "strategy"], sort=False)))
     panels = [
-        (column, [name for name in known if not _of(needles, name, column).empty])
-        for column in dict.fromkeys(zip(needles["task"], needles["mode"], strict=True))
+        (column, {name: maps[*column, name] for name in known if (*column, name) in maps})
+        for column in dict.fromkeys(key[:2] for key in maps)
     ]
-    panels = [(column, names) for column, names in panels if names]
+    panels = [(column, mine) for column, mine in panels if mine]
     if not panels:
         return None
     wide, high = max(2.3, 0.52 * len(lengths)) + GAP, max(1.1, 0.36 * len(depths)) + UNDER
-    rows = sum(math.ceil(len(names) / ACROSS) for _, names in panels)
-    across = min(ACROSS, max(len(names) for _, names in panels))
+    rows = sum(math.ceil(len(mine) / ACROSS) for _, mine in panels)
+    across = min(ACROSS, max(len(mine) for _, mine in panels))
     width, height = max(wide * across + LEFT, 5.5), high * rows + HEAD * len(panels) + 0.05
     tasks = ", ".join(outlook.label(column) for column, _ in panels)
     return Plot(
@@ -53,13 +54,8 @@ def draw(outlook: Outlook, samples: pd.DataFrame) -> Plot | None:
         "Mean score of the scored samples (upper number) and how many they are (n, small). Depth 0 is the start of "
         "the prompt. An empty square has no scored sample. Few samples in a square say little.",
         f"Maps of score by prompt length and needle depth for {tasks}; {len(panels[0][1])} settings, full cache first.",
-        paint(width, height, lambda figure: _fill(figure, outlook, needles, panels, depths, lengths, (wide, high))),
+        paint(width, height, lambda figure: _fill(figure, outlook, panels, depths, lengths, (wide, high))),
     )
-
-
-def _of(needles: pd.DataFrame, strategy: str, column: tuple[str, str]) -> pd.DataFrame:
-    task, mode = column
-    return needles[(needles["strategy"] == strategy) & (needles["task"] == task) & (needles["mode"] == mode)]
 
 
 def _binned(values: pd.Series, most: int) -> tuple[pd.Series, list[str]]:
@@ -84,8 +80,7 @@ def _tick(value: float) -> str:
 def _fill(
     figure: Figure,
     outlook: Outlook,
-    needles: pd.DataFrame,
-    panels: list[tuple[tuple[str, str], list[str]]],
+    panels: list[tuple[tuple[str, str], dict[str, pd.DataFrame]]],
     depths: list[str],
     lengths: list[str],
     panel: tuple[float, float],
@@ -94,21 +89,21 @@ def _fill(
     wide, high = panel
     scale = ScalarMappable(Normalize(0, 1), COLOURS)
     top = 0.0
-    for column, names in panels:
+    for column, maps in panels:
         figure.text(0.12 / width, 1 - (top + 0.3) / height, outlook.label(column), fontsize=12, fontweight="bold")
-        for i, name in enumerate(names):
-            row, position = divmod(i, ACROSS)
-            left, bottom = position * wide + LEFT, top + HEAD + (row + 1) * high - UNDER + 0.22
+        for i, (name, rows) in enumerate(maps.items()):
+            down, position = divmod(i, ACROSS)
+            left, bottom = position * wide + LEFT, top + HEAD + (down + 1) * high - UNDER + 0.22
             box = (left / width, 1 - bottom / height, (wide - GAP) / width, (high - UNDER) / height)
             axes = figure.add_axes(box)
-            _map(axes, _of(needles, name, column), len(depths), len(lengths), scale)
+            _map(axes, rows, len(depths), len(lengths), scale)
             axes.set_title(shorten(name, max(18, int(wide * 7.2))), fontsize=9)
             axes.set_xticks(range(len(lengths)), lengths, fontsize=7, rotation=0 if max(map(len, lengths)) < 6 else 30)
             axes.set_yticks(range(len(depths)), depths if position == 0 else [""] * len(depths), fontsize=7)
             axes.set_xlabel("prompt length, tokens", fontsize=7.5, color=QUIET, labelpad=2)
             if position == 0:
                 axes.set_ylabel("depth", fontsize=7.5, color=QUIET, labelpad=2)
-        top += HEAD + high * math.ceil(len(names) / ACROSS)
+        top += HEAD + high * math.ceil(len(maps) / ACROSS)
 
 
 def _map(axes: Axes, rows: pd.DataFrame, depths: int, lengths: int, scale: ScalarMappable) -> None:
