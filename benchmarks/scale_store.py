@@ -1,9 +1,9 @@
 """What the store costs: a report of 100,000 records, and writing and reading 1,000, 10,000 and 100,000 of them.
 
-The records are made up, of the size that a needle task at 512 tokens has: 50 cells (the baseline, itself in another batch, the control
-and 47 candidates) of 2,000 samples. The report is `kvgate report` in a process of its own. Writing is one part file a record, as
-workers do it, in folders of 1,000; then each folder is merged and marked, and read. Seconds of the CPU stand beside those of the clock,
-which tell of a machine that others use too.
+The records are made up, of the size that a needle task at 512 tokens has: 50 cells (the baseline, itself in another batch, the
+control and 47 candidates) of 2,000 samples. The report is `kvgate report` in a process of its own. Writing is one part file a
+record, as workers do it, in folders of 1,000; then each is read, merged and marked, and read again. Seconds of the CPU stand
+beside those of the clock, which tell of a machine that others use too.
 
     python benchmarks/scale_store.py [--records N ...] > benchmarks/results/scale_store.json
 """
@@ -18,7 +18,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -171,7 +172,7 @@ def costs(records: int) -> dict[str, Any]:
         def write() -> None:
             for cell in cells:
                 for index in range(A_CELL):
-                    cell.append([_other(record, index)])
+                    cell.append([replace(record, sample_id=f"needle_single-0-{index}")])
 
         def merge() -> None:
             for cell in cells:
@@ -187,10 +188,6 @@ def costs(records: int) -> dict[str, Any]:
         }
 
 
-def _other(record: Record, index: int) -> Record:
-    return Record(**{**vars(record), "sample_id": f"needle_single-0-{index}"})
-
-
 def _per_record(work: Callable[[], None], records: int) -> dict[str, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     work()
@@ -198,17 +195,12 @@ def _per_record(work: Callable[[], None], records: int) -> dict[str, float]:
     return {name: 1e6 * seconds / records for name, seconds in zip(("wall_us", "cpu_us"), took, strict=True)}
 
 
-def rows(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    for records in sizes:
-        yield costs(records)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, nargs="+", default=RECORDS, metavar="N", help="multiples of 1,000")
     options = parser.parse_args()
     busy = os.getloadavg()[0]
-    facts = {"load_average": busy, "report": report(), "record_bytes": 0, "costs": list(rows(options.records))}
+    facts = {"load_average": busy, "report": report(), "costs": [costs(records) for records in options.records]}
     from benchmarks.runs import record  # torch, which nothing above has need of
 
     print(json.dumps(record("scale_store", **{"model": "none", **facts}), indent=1))

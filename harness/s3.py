@@ -146,17 +146,11 @@ class S3Path:
 
     def _once(self, request: Callable[[Any], Answer]) -> Answer:
         """The answer to a request. What else comes is told as files do: ConnectionError for what may pass by itself."""
-        from botocore.exceptions import (
-            BotoCoreError,
-            ClientError,
-            HTTPClientError,
-            IncompleteReadError,
-            NoCredentialsError,
-        )
+        from botocore import exceptions
 
         try:
             return request(_client(_endpoint()))
-        except ClientError as error:
+        except exceptions.ClientError as error:
             status, code = error.response["ResponseMetadata"]["HTTPStatusCode"], error.response["Error"]["Code"]
             if status == 412:
                 raise FileExistsError(errno.EEXIST, "is there", str(self)) from error
@@ -166,11 +160,11 @@ class S3Path:
                 raise FileNotFoundError(errno.ENOENT, "not there", str(self)) from error
             kind = ConnectionError if status >= 500 or status in (409, 429) else OSError
             raise kind(errno.EIO, str(error), str(self)) from error
-        except NoCredentialsError as error:
+        except exceptions.NoCredentialsError as error:
             raise OSError(errno.EACCES, NO_CREDENTIALS, str(self)) from error
-        except (HTTPClientError, IncompleteReadError) as error:
+        except (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.IncompleteReadError) as error:
             raise ConnectionError(errno.EIO, str(error), str(self)) from error
-        except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
+        except (exceptions.BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
             raise OSError(errno.EIO, str(error), str(self)) from error
 
 
@@ -201,3 +195,6 @@ def _client(endpoint: str | None) -> Any:
         response_checksum_validation="when_required",
     )
     return boto3.session.Session().client("s3", endpoint_url=endpoint, config=config)
+
+
+os.register_at_fork(after_in_child=_client.cache_clear)  # two processes must not speak on one connection

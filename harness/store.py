@@ -54,6 +54,18 @@ class Damage(NamedTuple):
 
 
 @contextmanager
+def _told(folder: Place) -> Iterator[None]:
+    """Raise BadInput where a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"results_dir: {folder} could not be written ({error.strerror or error}); "
+            "what was written before is kept: start the run again to go on"
+        ) from error
+
+
+@contextmanager
 def _uncollected() -> Iterator[None]:
     """Records hold no cycles; looking for some while many are made takes as long as reading them."""
     on = gc.isenabled()
@@ -174,13 +186,8 @@ class Parts(ABC, Generic[Line]):
 
     def append(self, records: Iterable[Line]) -> None:
         """Add records as one new part file. Raises BadInput if it cannot be written; then nothing of it is there."""
-        try:
+        with _told(self.folder):
             self._write_part([_line(record) for record in records])
-        except OSError as error:
-            raise BadInput(
-                f"results_dir: {error.filename or self.folder} could not be written ({error.strerror or error}); "
-                "what was written before is kept: start the run again to go on"
-            ) from error
 
     def _write_part(self, lines: list[str]) -> Place:
         text = "\n".join(lines) + "\n"
@@ -192,15 +199,19 @@ class Parts(ABC, Generic[Line]):
         """Mark that every sample of the set with this hash has a record, and merge the parts into one file.
 
         Only parts whose records the merged file holds are removed, after it is in place; so whatever two writers do at
-        once, every record stays in some file.
+        once, every record stays in some file. Raises BadInput as ``append`` does.
         """
+        with _told(self.folder):
+            self._merge()
+            write_atomic(self.folder / f"finished-{samples}", "")
+
+    def _merge(self) -> None:
         parts = self._parts()
         if len(parts) > MERGE_ABOVE:
             records, damaged = self._read()
             if not damaged:
                 merged = self._write_part([_line(records[key]) for key in sorted(records)])
                 remove(part for part in parts if part != merged)
-        write_atomic(self.folder / f"finished-{samples}", "")
 
     def finished(self, samples: str) -> bool:
         return (self.folder / f"finished-{samples}").exists()

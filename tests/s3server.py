@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,19 @@ def free_ports(count: int) -> list[int]:
 
 
 class Server:
-    """A running server; the environment must hold ``KEYS`` to use it."""
+    """A server that ``start`` runs, with what it held before; the environment must hold ``KEYS`` to use it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], endpoint: str) -> None:
-        self.process, self.endpoint = process, endpoint
+    def __init__(self, command: Sequence[str], folder: Path, endpoint: str) -> None:
+        self.command, self.folder, self.endpoint = command, folder, endpoint
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, cwd=self.folder)
+        try:
+            _await(self, self.folder / "log")
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         self.process.kill()
@@ -78,11 +87,9 @@ def serving(folder: Path) -> Iterator[Server]:
         "volume.minFreeSpace": 1,
     }
     words = [f"-{name}={value}" for name, value in options.items()]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([weed, "server", "-s3", *words], stdout=log, stderr=log, cwd=folder)
-    server = Server(process, f"http://127.0.0.1:{ports['s3.port']}")
+    server = Server([weed, "server", "-s3", *words], folder, f"http://127.0.0.1:{ports['s3.port']}")
+    server.start()
     try:
-        _await(server, folder / "log")
         yield server
     finally:
         server.kill()
@@ -95,7 +102,8 @@ def _await(server: Server, log: Path) -> None:
     client, end = server.client(), time.monotonic() + READY_S
     while True:
         try:
-            client.create_bucket(Bucket=BUCKET)
+            with suppress(client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
+                client.create_bucket(Bucket=BUCKET)
             client.put_object(Bucket=BUCKET, Key="ready", Body=b"yes")
             client.delete_object(Bucket=BUCKET, Key="ready")
             return
