@@ -155,7 +155,7 @@ class S3Path:
             if status == 412:
                 raise FileExistsError(errno.EEXIST, "is there", str(self)) from error
             if code == "NoSuchBucket":
-                raise OSError(errno.ENOENT, f"there is no bucket {self.bucket}", str(self)) from error
+                raise OSError(errno.EIO, f"there is no bucket {self.bucket}", str(self)) from error
             if status == 404:
                 raise FileNotFoundError(errno.ENOENT, "not there", str(self)) from error
             kind = ConnectionError if status >= 500 or status in (409, 429) else OSError

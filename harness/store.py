@@ -219,9 +219,9 @@ class Parts(ABC, Generic[Line]):
     def note_loaded(self, facts: Mapping[str, Any]) -> None:
         """Store what became known by loading; refuse to add records to a cell that was loaded otherwise."""
         path = self.folder / "loaded.json"
-        if create(path, canonical(facts)):
-            return
-        if (before := json.loads(path.read_text(encoding="utf-8"))) != json.loads(canonical(facts)):
+        with _told(self.folder):
+            first = create(path, canonical(facts))
+        if not first and (before := json.loads(path.read_text(encoding="utf-8"))) != json.loads(canonical(facts)):
             raise BadInput(f"cell {self.address} was run as {before}, now the model loads as {dict(facts)}; not mixed")
 
     def loaded(self) -> dict[str, Any]:
@@ -268,7 +268,10 @@ class LoadCell(Parts[Measurement]):
         return record.trial, ""
 
     def read(self) -> tuple[dict[str, Measurement], list[Damage]]:
-        """Measurements by trial, oldest first, and what was damaged."""
+        """Measurements by trial, oldest first by the clocks that they were taken with, and what was damaged.
+
+        A clock that jumps changes this order, on which nothing that is decided rests.
+        """
         found, damaged = self._read()
         ordered = sorted(found.values(), key=lambda one: (one.began, one.trial))
         return {one.trial: one for one in ordered}, damaged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -50,6 +51,17 @@ def test_what_pays_goes_and_what_does_not_does_not() -> None:
 def test_the_baseline_against_itself_is_seldom_void() -> None:
     void = [stats.student_p_value(row) < payoff.NOISE_ALPHA for row in drawn(1.0, 0.1, 5, 0.0)]
     assert np.mean(void) < 0.015
+
+
+@given(times=st.lists(st.integers(900, 1500), min_size=5, max_size=9), order=st.randoms(use_true_random=False))
+def test_the_order_in_which_pairs_were_measured_decides_nothing(times: list[int], order: random.Random) -> None:
+    """So no clock that jumps does."""
+    pairs = [(1000.0, float(time)) for time in times]
+    told = judge_metric("throughput", Series(pairs, QUIET), wants(1.2345), planned=5)
+    order.shuffle(pairs)
+    again = judge_metric("throughput", Series(pairs, QUIET[::-1]), wants(1.2345), planned=5)
+    assert (again.decision, again.pairs_needed) == (told.decision, told.pairs_needed)
+    assert again.gain.mean == pytest.approx(told.gain.mean)
 
 
 @pytest.mark.parametrize("spread, edge", [(0.05, 0.05), (0.1, 0.05), (0.03, 0.2)])

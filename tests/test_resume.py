@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and started again ends as if nothing had happened."""
+"""A run that is killed at any moment, or whose disk or server is, and started again ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.places import Place, place
 from harness.store import ResultStore
+from tests.s3server import BUCKET, KEYS, serving
 
 GRID = ("-m", "strategy=fp8,window", "task=needle_single,fidelity")
 
 
-def start(results: Path, model: Path, words: Sequence[str] = GRID, **options: Any) -> subprocess.Popen[bytes]:
+def start(
+    results: Place, model: Path, words: Sequence[str] = GRID, stderr: Any = subprocess.PIPE, **options: Any
+) -> subprocess.Popen[bytes]:
     where = ["model=hf", f"model.path={model}", f"results_dir={results}", "engine.threads=1"]
     command = [sys.executable, "-m", "harness.cli", "run", *words, *where, "task.lengths=[500]", "n=12", "name=r"]
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, **options
-    )
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True, **options)
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
@@ -33,7 +36,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
     assert process.returncode == 0, err.decode()
 
 
-def verdict(results: Path) -> dict[str, Any]:
+def verdict(results: Place) -> dict[str, Any]:
     """What was decided, without when and how long."""
     whole: dict[str, Any] = json.loads((results / "runs" / "r" / "verdict.json").read_text())
     for cell in whole["cells"]:
@@ -41,14 +44,14 @@ def verdict(results: Path) -> dict[str, Any]:
     return {key: whole[key] for key in ("strategies", "cells", "gate", "notes")}
 
 
-def answered(results: Path) -> dict[tuple[str, str], float]:
+def answered(results: Place) -> dict[tuple[str, str], float]:
     """Seconds of every record: they tell one computation from another."""
     store = ResultStore(results)
-    cells = [path.name for path in (results / "cells").glob("*")]
+    cells = [file.parent.name for file in (results / "cells").glob("*/ask.json")]
     return {(cell, key): record.seconds for cell in cells for key, record in store.cell(cell).read()[0].items()}
 
 
-def wait_for_records(results: Path, count: int) -> None:
+def wait_for_records(results: Place, count: int) -> None:
     until = time.monotonic() + 120
     while len(list(results.glob("cells/*/part-*"))) < count and time.monotonic() < until:
         time.sleep(0.02)
@@ -123,3 +126,70 @@ def test_a_sample_on_which_workers_die_is_a_failed_record_and_the_rest_goes_on(t
     assert len(records) == 12 and 0 < len(failed) < 12
     assert all(r.fault == "infrastructure" and "died 2 times" in r.error for r in failed)
     assert cell["left_out"] == len(failed) and cell["n"] <= 12 - len(failed)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    said = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], capture_output=True, text=True)
+    if said.returncode:
+        pytest.skip(f"no small disk can be mounted here: {said.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(file: Path) -> None:
+    """Write until there is no room for another page."""
+    with suppress(OSError), file.open("wb", buffering=0) as filler:
+        while filler.write(bytes(4096)):
+            pass
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_is_told_and_the_run_goes_on_when_there_is_room(
+    small_disk: Path, tiny: Path, undisturbed: dict[str, Any]
+) -> None:
+    results = small_disk / "results"
+    process = start(results, tiny)
+    wait_for_records(results, 8)
+    fill(small_disk / "filler")
+    _, err = process.communicate(timeout=300)
+    last = err.decode().splitlines()[-1]
+    assert process.returncode == 2 and "could not be written (No space left on device)" in last
+    assert "start the run again" in last and b"died" not in err and b"Traceback" not in err
+    kept = answered(results)
+    assert kept and not [file for file in results.rglob(".*") if file.is_file()]  # nothing half-written is left
+    (small_disk / "filler").unlink()
+    finish(start(results, tiny))
+    assert kept.items() <= answered(results).items()
+    assert verdict(results) == undisturbed and not list(results.glob("cells/*/damaged"))
+
+
+@pytest.mark.slow
+def test_an_object_store_that_dies_and_returns(
+    tiny: Path, tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with serving(tmp_path) as server, (tmp_path / "err").open("wb") as err:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        results = place(f"s3://{BUCKET}/results")
+        process = start(results, tiny, stderr=err)
+        wait_for_records(results, 8)
+        server.kill()
+        until = time.monotonic() + 60
+        while b"trying again" not in (tmp_path / "err").read_bytes() and time.monotonic() < until:
+            time.sleep(0.1)
+        server.start()
+        assert process.wait(timeout=300) == 0, (tmp_path / "err").read_text()
+        said = (tmp_path / "err").read_text()
+        assert "trying again for" in said and "answered after" in said
+        assert verdict(results) == undisturbed
+        before = answered(results)
+        finish(start(results, tiny))  # nothing is left to do
+        assert answered(results) == before and verdict(results) == undisturbed
+        assert not list((results / "cells").glob("*/damaged/*"))
