@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
@@ -88,7 +90,20 @@ def _judge_and_write(
     *,
     rescore: bool,
 ) -> dict[str, Any]:
-    verdict, samples, _ = judge(store, manifest, gate, compared=compared, rescore=rescore)
-    write_atomic(folder / "verdict.json", json.dumps(verdict, indent=1, ensure_ascii=False, allow_nan=False))
-    reports.write(folder, verdict, samples)
+    with _uncollected():
+        verdict, samples, _ = judge(store, manifest, gate, compared=compared, rescore=rescore)
+        write_atomic(folder / "verdict.json", json.dumps(verdict, indent=1, ensure_ascii=False, allow_nan=False))
+        reports.write(folder, verdict, samples)
     return verdict
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Records hold no cycles; looking for some again and again while there are many takes as long as reading them."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()

@@ -20,7 +20,6 @@ writer or a kill at any moment cannot corrupt what is there. On a disk and in an
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import math
@@ -63,18 +62,6 @@ def _told(folder: Place) -> Iterator[None]:
             f"results_dir: {folder} could not be written ({error.strerror or error}); "
             "what was written before is kept: start the run again to go on"
         ) from error
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Records hold no cycles; looking for some while many are made takes as long as reading them."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def _lines(content: bytes) -> list[str]:
@@ -149,10 +136,6 @@ class Parts(ABC, Generic[Line]):
         return sorted(self.folder.glob("part-*.jsonl"), key=str)
 
     def _read_files(self, files: list[Place]) -> tuple[dict[tuple[str, str], Line], list[Damage]]:
-        with _uncollected():
-            return self._read_lines(files)
-
-    def _read_lines(self, files: list[Place]) -> tuple[dict[tuple[str, str], Line], list[Damage]]:
         records: dict[tuple[str, str], Line] = {}
         damaged = []
         for file, content in zip(files, read_all(files), strict=True):
