@@ -193,3 +193,7 @@ def test_an_object_store_that_dies_and_returns(
         finish(start(results, tiny))  # nothing is left to do
         assert answered(results) == before and verdict(results) == undisturbed
         assert not list((results / "cells").glob("*/damaged/*"))
+        words = [sys.executable, "-m", "harness.cli", "report", f"{results}/runs/r", "format=json"]
+        said = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert json.loads(said.stdout)["strategies"] == undisturbed["strategies"]
+        assert (results / "runs" / "r" / "report.html").exists()
