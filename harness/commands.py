@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import yaml
 
-from harness import compare
+from harness import compare, privacy
 from harness import manifest as manifests
 from harness import report as reports
 from harness.judge import candidates, judge, report_gate, results_of, strict_exit
@@ -42,15 +43,16 @@ def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
     configs = [{"overrides": list(job.overrides), "config": dict(job.config)} for job in jobs]
     write_atomic(folder / "config.yaml", yaml.safe_dump(configs, sort_keys=False, allow_unicode=True))
     manifest = manifests.make_manifest(planned, command, notes=list(map(str, settings)))
+    manifest["privacy"] = jobs[0].config["privacy"]
     manifests.save(manifest, folder)
     lost = local.execute(planned)
     if controlled := kernels.with_controls(planned):
         manifest["groups"] = manifests.make_manifest(controlled, command)["groups"]
         if note := kernels.run(controlled):
             manifest["notes"].append(note)
-    manifest["notes"] += lost
+    manifest["lost"] = lost
     manifests.save(manifest, folder)
-    verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare, rescore=False)
+    verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare)
     print(reports.text_table(verdict))
     print(f"report: {folder / 'report.html'}")
     if lost:
@@ -64,7 +66,10 @@ def report(config: Mapping[str, Any]) -> int:
         raise BadInput(f"format must be text or json, got {config['format']!r}")
     if config["by"] not in ("task", "family"):
         raise BadInput(f"by must be task or family, got {config['by']!r}")
+    if config["privacy"] and (wrong := privacy.problems(config["privacy"])):
+        raise BadInput(*wrong)
     folder, manifest = manifests.load(config["run"], place(config["results_dir"]))
+    manifest["privacy"] = config["privacy"] or manifest.get("privacy", "show")  # runs of before there was a choice
     gate = report_gate(manifest["gate"], config["gate"])
     if wrong := strangers(gate, {group["label"]: group["fidelity"] for group in manifest["groups"]}):
         raise BadInput(*wrong)
@@ -88,12 +93,15 @@ def _judge_and_write(
     gate: Gate,
     compared: Sequence[str],
     *,
-    rescore: bool,
+    rescore: bool = False,
 ) -> dict[str, Any]:
     with _uncollected():
-        verdict, samples, _ = judge(store, manifest, gate, compared=compared, rescore=rescore)
+        verdict, records, damaged = judge(store, manifest, gate, compared=compared, rescore=rescore)
+        if manifest["privacy"] == "redact":
+            verdict, records = privacy.redact(verdict, records, manifest, damaged)
         write_atomic(folder / "verdict.json", json.dumps(verdict, indent=1, ensure_ascii=False, allow_nan=False))
-        reports.write(folder, verdict, samples)
+        reports.write(folder, verdict, records)
+    _tell_ci(verdict)
     return verdict
 
 
@@ -107,3 +115,15 @@ def _uncollected() -> Iterator[None]:
     finally:
         if on:
             gc.enable()
+
+
+def _tell_ci(verdict: Mapping[str, Any]) -> None:
+    """Append the answer to the summary of the GitHub step that this runs in, if it is one."""
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with open(path, "ab") as summary:
+                summary.write(reports.step_summary(verdict))
+        except OSError as error:
+            raise BadInput(
+                f"GITHUB_STEP_SUMMARY must name a file that can be written, got {path} ({error.strerror})"
+            ) from error

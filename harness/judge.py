@@ -19,7 +19,19 @@ from harness.parts import Part, parts
 from harness.pass_at_k import pass_at_k
 from harness.places import Place
 from harness.store import Damage, ResultStore
-from harness.types import BadInput, Decision, Gate, Generation, Pair, Record, Sample, State, canonical, digest
+from harness.types import (
+    BadInput,
+    Decision,
+    Gate,
+    Generation,
+    Pair,
+    Record,
+    Sample,
+    State,
+    canonical,
+    digest,
+    well_formed,
+)
 from harness.verdict import CellInput, CellVerdict, even, judge_cell, judge_ladders, judge_strategy
 from tasks.base import Task
 
@@ -95,13 +107,13 @@ def judge(
         rescore: Judge the stored responses again with the tasks' scorers as they are now.
 
     Returns:
-        verdict.json as a dict, one row a strategy and sample, and the records that were damaged.
+        verdict.json as a dict, one row a cell and sample, and the records that were damaged.
     """
     damaged: list[Damage] = []
     seeds = {group["seed"] for group in manifest["groups"]}
     groups = [_read(store, group, len(seeds) > 1, rescore, damaged) for group in manifest["groups"]]
     gating = gate.tasks or tuple(dict.fromkeys(g.planned["label"] for g in groups if not g.task.fidelity))
-    notes = [*manifest.get("notes", ()), *_notes(manifest, gate, compared, rescore)]
+    notes = [*manifest.get("notes", ()), *manifest.get("lost", ()), *_notes(manifest, gate, compared, rescore)]
     cells: list[tuple[CellVerdict, dict[str, Any]]] = []
     pairs: list[ComparisonInput] = []
     for group in groups:
@@ -133,7 +145,7 @@ def judge(
         "comparisons": [asdict(comparison) for comparison in compare(pairs)],
         "notes": [*dict.fromkeys([*notes, *_engine_notes(groups)]), *map(str, damaged)],
     }
-    return verdict, pd.DataFrame([row for group in groups for row in _rows(group)]), damaged
+    return verdict, _table(groups), damaged
 
 
 def _read(
@@ -287,6 +299,8 @@ def _cell_json(
     return {
         **facts,
         "family": group.task.family,
+        "task_version": group.task.version,
+        "shots": _shots(group.planned["task"]),
         "parts": [asdict(part) for part in inside],
         "memory": _memory(cell, model["element_bytes"], model["deploy_element_bytes"]),
         "loaded": dict(cell.loaded),
@@ -302,6 +316,12 @@ def _cell_json(
         "failed_baseline": sum(record.state is State.FAILED for record in group.baseline.records.values()),
         "address": cell.planned["address"],
     }
+
+
+def _shots(task: Mapping[str, Any]) -> int | None:
+    """Worked examples before each question, by the task's options; None where the task's own data says how many."""
+    shots: int | None = task.get("num_fewshot", task.get("shots", 0))
+    return shots
 
 
 def _memory(cell: CellRecords, held: int, deployed: int) -> dict[str, float | int] | None:
@@ -470,20 +490,30 @@ def _notes(manifest: Mapping[str, Any], gate: Gate, compared: Sequence[str], res
     return notes
 
 
+def _table(groups: Sequence[GroupRecords]) -> pd.DataFrame:
+    rows = [row for group in groups for row in _rows(group)]
+    return pd.DataFrame(
+        [{name: well_formed(fact) if type(fact) is str else fact for name, fact in row.items()} for row in rows]
+    )
+
+
 def _rows(group: GroupRecords) -> list[dict[str, Any]]:
     rows = []
     for cell in group.cells:
-        if cell.planned["role"] not in ("baseline", "candidate"):
-            continue
         for sample in group.samples:
             record, reference = cell.records.get(sample.id), group.baseline.records.get(sample.id)
             response = record.response if record else None
             rows.append(
                 {
                     "strategy": cell.planned["strategy"],
+                    "role": cell.planned["role"],
                     "task": group.planned["label"],
                     "mode": group.mode,
+                    "seed": group.planned["seed"],
+                    "cell": cell.planned["address"],
                     "sample_id": sample.id,
+                    "sample_hash": sample.hash,
+                    "prompt_hash": record.prompt_hash if record else "",
                     "state": record.state if record else State.NOT_RUN,
                     "score": record.score if record else None,
                     "baseline_score": reference.score if reference else None,
@@ -501,6 +531,12 @@ def _rows(group: GroupRecords) -> list[dict[str, Any]]:
                     "depth": sample.meta.get("depth"),
                     "acted": all(evidence.acted for evidence in record.evidence) if record else None,
                     "error": record.error if record else "",
+                    "fault": record.fault if record else None,
+                    "token_ids": list(response.token_ids) if response else None,
+                    "fidelity": response.fidelity if response else None,
+                    "parts": dict(record.parts) if record else None,
+                    "evidence": [asdict(evidence) for evidence in record.evidence] if record else None,
+                    "memory": asdict(record.memory) if record and record.memory else None,
                 }
             )
     return rows

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.s3 import S3Path, read_together
+from harness.types import well_formed
 
 Place = Path | S3Path
 File = TypeVar("File", bound=Path | S3Path)
@@ -26,9 +27,14 @@ def place(where: str | Place) -> Place:
     return Path(where).expanduser().absolute()
 
 
+def encode(text: str) -> bytes:
+    """UTF-8, whatever is in ``text``."""
+    return well_formed(text).encode()
+
+
 def write_atomic(file: File, content: str | bytes) -> File:
     """Write so that a reader sees the old file or the new one, never half of one. Returns the file. Raises OSError."""
-    data = content.encode() if isinstance(content, str) else content
+    data = encode(content) if isinstance(content, str) else content
     if isinstance(file, S3Path):
         file.put(data)
     else:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from harness import calibration
+from harness import calibration, privacy
 from harness import compare as comparisons
 from harness import samples as sample_files
 from harness.engines.base import CONTROL, Engine, ModelFacts, Support
@@ -193,6 +193,7 @@ def plan(jobs: Sequence[Job]) -> Plan:
     problems += gate.problems()
     generation = generation_of(first["gen"])
     problems += generation.problems()
+    problems += privacy.problems(first["privacy"])
     for job in jobs:
         problems += _numbers(job.config)
     store, unwritable = store_of(first["results_dir"])
@@ -257,7 +258,7 @@ def baseline_alone(planned: Plan, job: Job) -> Plan:
     return replace(planned, groups=(replace(group, cells=baseline),), compare=())
 
 
-ALIKE = ("model", "engine", "gate", "calibration", "gen")  # of all jobs of a run
+ALIKE = ("model", "engine", "gate", "calibration", "gen", "privacy")  # of all jobs of a run
 
 
 def mixed(jobs: Sequence[Job], keys: Sequence[str] = ALIKE) -> list[str]:

@@ -90,6 +90,7 @@ class RunSchema:
     scenario: Any = None
     name: str = MISSING
     results_dir: str = MISSING
+    privacy: str = MISSING
     dry_run: bool = False
 
 
@@ -152,6 +153,7 @@ class ReportSchema:
     gate: ReportGateSchema = field(default_factory=ReportGateSchema)
     compare: list[str] = field(default_factory=list)
     rescore: bool = False
+    privacy: str | None = None
     by: str = MISSING
     format: str = MISSING
 

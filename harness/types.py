@@ -37,6 +37,11 @@ def digest(value: Any, length: int = 16) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:length]
 
 
+def well_formed(text: str) -> str:
+    """``text`` as UTF-8 can hold it: half a surrogate pair, which a server's JSON may have, becomes its escape ``\\ud800``."""
+    return text.encode("utf-8", errors="backslashreplace").decode()
+
+
 def until(text: str, marks: Iterable[str]) -> str:
     """``text`` up to the first place where one of ``marks`` begins; all of it where none does."""
     return text[: min((at for at in map(text.find, marks) if at >= 0), default=None)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,6 +85,14 @@ def plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value.is_integer() and abs(value) >= 1000 else general(value, 5)
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 100_000 else str(value)
+
+
+_UNSHOWN = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def visible(text: str) -> str:
+    """``text`` with what no page, terminal or XML file may hold (control signs, half a surrogate pair) as escapes."""
+    return _UNSHOWN.sub(lambda sign: repr(sign[0])[1:-1], text.replace("\r\n", "\n"))
 
 
 def shorten(text: str, limit: int, mark: str = "…") -> str:

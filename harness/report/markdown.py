@@ -6,19 +6,29 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.report.flips import Flip
+from harness.report.format import visible
 from harness.report.page import Page, Square, StrategyPart, badge
 from harness.report.plots import Plot
 from harness.report.tables import DECISION, Table
 
 
-def render(page: Page, pictures: Sequence[Plot]) -> str:
-    """The whole report; blocks are parted by one empty line."""
-    return "\n\n".join(_blocks(page, pictures)) + "\n"
+def render(page: Page, pictures: Sequence[Plot], metadata: str = "") -> str:
+    """The whole report; blocks are parted by one empty line. ``metadata`` is YAML for a model card."""
+    return "\n\n".join((*_answer(page), *_blocks(page, pictures, metadata))) + "\n"
 
 
-def _blocks(page: Page, pictures: Sequence[Plot]) -> Iterator[str]:
-    yield f"# kvgate report: {escape(page.title)}"
-    yield f"**{escape(page.headline)}** Made {escape(page.created)}."
+def summary(page: Page) -> str:
+    """The report's beginning: the answer, and the table of strategies by tasks."""
+    return "\n\n".join(_answer(page)) + "\n"
+
+
+def first_words(page: Page) -> str:
+    """The sentence that answers, under the report's title."""
+    return f"# kvgate report: {escape(page.title)}\n\n**{escape(page.headline)}** Made {escape(page.created)}."
+
+
+def _answer(page: Page) -> Iterator[str]:
+    yield first_words(page)
     for note in page.notes:
         yield f"> **Note:** {escape(note)}"
     yield "## Verdict"
@@ -37,6 +47,9 @@ def _blocks(page: Page, pictures: Sequence[Plot]) -> Iterator[str]:
         ],
     )
     yield escape(page.matrix_note)
+
+
+def _blocks(page: Page, pictures: Sequence[Plot], metadata: str) -> Iterator[str]:
     for table, note in ((page.routes, page.routes_note), (page.families, page.families_note)):
         if table.rows:
             yield f"## {table.title}"
@@ -77,6 +90,10 @@ def _blocks(page: Page, pictures: Sequence[Plot]) -> Iterator[str]:
     for purpose, command in page.reproduce:
         yield f"{escape(purpose)}:"
         yield fenced(command)
+    if metadata:
+        yield "## For a model card"
+        yield "Metadata of what is GO; n and limits stand beside each difference."
+        yield fenced(metadata.rstrip("\n"), "yaml")
 
 
 def _square(square: Square | None) -> str:
@@ -130,13 +147,14 @@ def bullets(items: Iterable[str]) -> str:
 
 def escape(text: str) -> str:
     """One line of Markdown that shows ``text`` and does nothing else: no tag, link, picture, table or emphasis."""
-    line = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = " ".join(visible(str(text)).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = re.sub(r"([\\`*|])", r"\\\1", line)
     return re.sub(r"\](?=[(\[:])", r"\]", line)
 
 
-def fenced(text: str) -> str:
+def fenced(text: str, language: str = "text") -> str:
     """A code block whose fence is longer than any run of backticks inside."""
+    text = visible(text)
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}"
+    return f"{fence}{language}\n{text}\n{fence}"

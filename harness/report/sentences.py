@@ -11,7 +11,7 @@ from harness.types import Decision
 
 PEAK_SCOPE = "process peak of the joint decode, shared by all strategies"
 
-_BY_DECISION = {
+MEANING = {
     Decision.GO: "On every gating task a loss larger than the margin is ruled out.",
     Decision.NO_GO: "Harm beyond the margin is shown on a gating task.",
     Decision.INCONCLUSIVE: "Neither safety nor harm is shown on every gating task; more samples are needed.",
@@ -45,7 +45,7 @@ def why(strategy: Mapping[str, Any]) -> str:
     """One sentence for a strategy: its first reason, else what its decision means."""
     reasons = [reason for reason in strategy.get("reasons") or () if reason]
     if not reasons:
-        return _BY_DECISION[Decision(strategy["decision"])]
+        return MEANING[Decision(strategy["decision"])]
     more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return f"{reasons[0].rstrip('.')}{more}."
 

@@ -130,6 +130,8 @@ def _judged(name: str, task: str, share: float, fall: float | None) -> dict[str,
         ],
         "output_tokens_baseline": 41.2,
         "output_tokens": 43.75 if known else None,
+        "task_version": 2,
+        "shots": 0,
         "family": {"instructions": "instructions", "arithmetic_chain": "reasoning"}.get(task, "retrieval"),
         "parts": _parts(task, fall) if known else [],
         "at_limit": 7 if known else None,
@@ -282,6 +284,7 @@ def _sample(name: str, task: str, fall: float, i: int) -> dict[str, Any]:
     text = f"The number is {7_000_000 + i}." if i % 5 else f"{HOSTILE} ```` | =1+1\n" + "and on it goes " * 80
     return {
         "strategy": name,
+        "role": "baseline" if name == "full" else "candidate",
         "task": task,
         "mode": "prompt",
         "sample_id": f"{task}-{i:04d}",

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from harness import report
-from harness.report import flips, format, markdown, sheet
+from harness.report import flips, format, lmeval, markdown, sheet
 from harness.types import Decision
 
 PLOTS = ("task_strategy.png", "quality_bytes.png", "needle_length_depth.png", "fidelity.png")
@@ -43,7 +43,8 @@ def page(written) -> Tags:
 
 def test_every_file_is_written_and_nothing_else_is_left(written):
     tables = ("summary.csv", "comparisons.csv", "families.csv", "routing.csv")
-    expected = {"report.html", "report.md", *tables, *(f"plots/{name}" for name in PLOTS)}
+    machines = ("junit.xml", "records.parquet", *lmeval.render(written.verdict))
+    expected = {"report.html", "report.md", *tables, *machines, *(f"plots/{name}" for name in PLOTS)}
     on_disk = {str(p.relative_to(written.folder)) for p in written.folder.rglob("*") if p.is_file()}
     assert on_disk == expected == {str(p.relative_to(written.folder)) for p in written.paths}
     for name in PLOTS:
@@ -194,6 +195,9 @@ def test_a_rebuilt_report_keeps_no_picture_of_an_older_verdict(written, tmp_path
         (tmp_path / "plots").mkdir(exist_ok=True)
         (tmp_path / "plots" / name).write_bytes(b"old")
     (tmp_path / "plots" / "mine.png").write_bytes(b"kept")
+    for name in ("lm_eval/a+gone/results_2024-01-01.json", "lm_eval/mine.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"old")
     verdict = {**written.verdict, "cells": [c for c in written.verdict["cells"] if c["task"] == "arithmetic_chain"]}
     report.write(tmp_path, verdict, pd.DataFrame())
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {
@@ -201,11 +205,13 @@ def test_a_rebuilt_report_keeps_no_picture_of_an_older_verdict(written, tmp_path
         "quality_bytes.png",
         "mine.png",
     }
+    left = {str(path.relative_to(tmp_path)) for path in (tmp_path / "lm_eval").rglob("*.json")}
+    assert left == {"lm_eval/mine.json", *lmeval.render(verdict)}
 
 
 def test_nothing_but_the_schema_is_enough(tmp_path):
     paths = report.write(tmp_path, {"schema": "kvgate.verdict/1"}, pd.DataFrame())
-    assert [path.name for path in paths] == ["report.html", "report.md", "summary.csv"]
+    assert [path.name for path in paths] == ["report.html", "report.md", "summary.csv", "junit.xml", "records.parquet"]
     assert "No strategy was judged." in paths[0].read_text()
 
 
