@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from harness.store import ResultStore
+from tests import schema
 from tests.cli import Kvgate, Own
 
 REFUSED = {
@@ -112,6 +113,8 @@ REFUSED = {
         ["strategy=fp8", "gen.think_tokens=5000"],
         "gen.think_tokens must, with the marks, be below the 4096 tokens that the model reads, got 5019",
     ),
+    "privacy": (["strategy=fp8", "privacy=hide"], "privacy must be show or redact, got 'hide'"),
+    "two privacies": (["strategy=fp8", "privacy=show,redact"], "privacy: one run compares strategies on one privacy"),
     "no temperature": (
         ["strategy=fp8", "gen.temperature=nan"],
         "gen.temperature must be 0 (greedy) or more",
@@ -191,7 +194,7 @@ def test_a_grid_is_one_run_with_one_comparison(kvgate: Kvgate) -> None:
     for plot in ("task_strategy", "needle_length_depth", "quality_bytes", "fidelity"):
         assert (folder / "plots" / f"{plot}.png").exists()
     verdict = json.loads((folder / "verdict.json").read_text())
-    assert {"schema", "model", "engine", "strategies", "cells"} <= verdict.keys()
+    schema.check(verdict)
     assert [s["name"] for s in verdict["strategies"]] == ["fp8", "window"]
     assert {"name", "decision", "reasons"} <= verdict["strategies"][0].keys()
     cells = {(cell["strategy"], cell["task"]): cell for cell in verdict["cells"]}
@@ -227,6 +230,7 @@ def test_candidates_are_compared_with_each_other(kvgate: Kvgate) -> None:
     manifest, verdict = (json.loads((folder / f"{name}.json").read_text()) for name in ("run", "verdict"))
     assert manifest["compare"] == ["window", "keydiff"]
     assert 'compare=["window","keydiff"]' in manifest["command"]  # as it can be typed again
+    schema.check(verdict)
     (found,) = verdict["comparisons"]
     assert (found["a"], found["b"], found["task"], found["n"]) == ("window", "keydiff", "needle_single", 3)
     assert (found["finding"], found["delta"], found["p_value"]) == ("no difference shown", 0, 1)
@@ -399,6 +403,19 @@ def test_a_run_on_another_deployment_dtype_reuses_cells_and_quotes_other_ratios(
         shares.append(memory["deploy_bytes_per_token"] / memory["deploy_full_bytes_per_token"])
     assert shares == pytest.approx([(32 + 4) / 64, (32 + 4) / 128])
     assert len(list(kvgate.results.glob("cells/*"))) == 4
+
+
+def test_a_run_that_is_redacted_stays_so_until_asked_otherwise(kvgate: Kvgate) -> None:
+    assert kvgate.run("strategy=window", "privacy=redact").code == 0
+    folder, where = kvgate.results / "runs" / "r", f"results_dir={kvgate.results}"
+    schema.check(json.loads((folder / "verdict.json").read_text()))
+    texts = pd.read_parquet(folder / "records.parquet")["text"]
+    assert len(texts) == 12 and texts.str.fullmatch(r"#[0-9a-f]{16} \(\d+ characters\)").all()
+    before = (folder / "report.html").read_bytes()
+    assert kvgate("report", "r", where).code == 0 and (folder / "report.html").read_bytes() == before
+    assert kvgate("report", "r", where, "privacy=show").code == 0
+    shown = pd.read_parquet(folder / "records.parquet")
+    assert _texts(kvgate, shown["cell"][0]) <= set(shown["text"])
 
 
 def test_strict_tells_the_decision_by_exit_code(kvgate: Kvgate) -> None:
