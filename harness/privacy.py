@@ -42,7 +42,10 @@ def redact(
         **verdict,
         "command": _command(verdict["command"], hide),
         "gen": {name: hide.inside(value) for name, value in verdict["gen"].items()},
-        "notes": [NOTE, *(hide(note) if note in quoting else note for note in verdict["notes"])],
+        "notes": [
+            NOTE,
+            *(f"a problem, told in {hide(note)}" if note in quoting else note for note in verdict["notes"]),
+        ],
     }
     records = records.copy()
     for column in (*TEXTS, *HASHES):

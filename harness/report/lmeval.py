@@ -20,7 +20,7 @@ METRICS = (
 LIMITS = ("ci_low", "ci_high", "margin")
 FIDELITY = {"kl_mean": False, "kl_p99": False, "kl_max": False, "top1_agreement": True, "nll_delta": False}
 HIGHER_IS_BETTER = {**dict.fromkeys(METRICS, True), **FIDELITY}
-FOLDER_LIMIT = 120
+NAME_LIMIT = 100  # characters of a model's or a strategy's name in a folder's
 
 
 def render(verdict: Mapping[str, Any]) -> dict[str, bytes]:
@@ -29,7 +29,7 @@ def render(verdict: Mapping[str, Any]) -> dict[str, bytes]:
     made = datetime.fromisoformat(verdict["created"]) if verdict.get("created") else None
     time = made.replace(tzinfo=None).isoformat(timespec="microseconds").replace(":", "-") if made else "unknown"
     return {
-        f"lm_eval/{folder(model_name(outlook, name))}/results_{time}.json": json.dumps(
+        f"lm_eval/{folder(outlook, name)}/results_{time}.json": json.dumps(
             _results(outlook, name, made), indent=2, allow_nan=False
         ).encode()
         for name in (strategy["name"] for strategy in outlook.strategies)
@@ -41,11 +41,11 @@ def model_name(outlook: Outlook, strategy: str) -> str:
     return f"{outlook.model.get('id') or 'unknown'}+{strategy}"
 
 
-def folder(name: str) -> str:
-    """``name`` as lm-eval makes folders of names; what that leaves odd or too long carries a digest, so that no two share one."""
-    plain = re.sub(r"[\"<>:/|\\?*\[\]]+", "__", name)
-    safe = re.sub(r"[^\w.+@=, -]", "_", plain)[:FOLDER_LIMIT]
-    return safe if safe == plain else f"{safe}-{digest(visible(name), 8)}"
+def folder(outlook: Outlook, strategy: str) -> str:
+    """``model_name`` as lm-eval makes folders of names; a strategy's that cannot be in one carries a digest: no two share one."""
+    model = re.sub(r"[^\w.+@=, -]+", "__", str(outlook.model.get("id") or "unknown"), flags=re.ASCII)[-NAME_LIMIT:]
+    plain = re.sub(r"[^\w.+@=, -]+", "__", strategy, flags=re.ASCII)[:NAME_LIMIT]
+    return f"{model}+{plain if plain == strategy else f'{plain}-{digest(visible(strategy), 8)}'}"
 
 
 def _results(outlook: Outlook, strategy: str, made: datetime | None) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _results(outlook: Outlook, strategy: str, made: datetime | None) -> dict[str
         "date": made.timestamp() if made else None,
         "model_source": (verdict.get("engine") or {}).get("name"),
         "model_name": name,
-        "model_name_sanitized": folder(name),
+        "model_name_sanitized": folder(outlook, strategy),
         "kvgate_version": verdict.get("kvgate"),
     }
 

@@ -230,12 +230,14 @@ def test_lm_eval_s_own_table_takes_the_result_files(shown: Made) -> None:
 
 def test_folders_of_lm_eval_files_are_lm_eval_s_and_never_shared(shown: Made) -> None:
     from harness.report.lmeval import folder
+    from harness.report.outlook import Outlook
 
     utils = pytest.importorskip("lm_eval.utils")
-    assert folder("org/model+fp8") == utils.sanitize_model_name("org/model+fp8")
+    outlook = Outlook({"model": {"id": "org/model"}})
+    assert folder(outlook, "snapkv@0.25+fp8") == utils.sanitize_model_name("org/model+snapkv@0.25+fp8")
     odd = ["a/b", "a:b", "a__b", "../x", "..", "\x00", "é" * 400, "é" * 401, "\ud800"]
-    assert len({folder(name) for name in odd}) >= len(odd) - 2  # a/b, a:b and a__b are one to lm-eval
-    assert all(len(folder(name).encode()) < 255 and "/" not in folder(name) for name in odd)
+    assert len({folder(outlook, name) for name in odd}) == len(odd)
+    assert all(len(folder(outlook, name).encode()) < 255 and "/" not in folder(outlook, name) for name in odd)
 
 
 def test_the_model_card_has_the_verdict_s_numbers_of_what_is_go(shown: Made) -> None:
