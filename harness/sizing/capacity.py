@@ -50,6 +50,6 @@ def first_tokens(reached: Callable[[int], bool]) -> int:
 
 
 def paged_waste(mean_tokens: float, block: int) -> float:
-    """Share of the places in blocks that stay empty, for lengths that end anywhere in a block."""
-    pad = (block - 1) / 2
+    """Share of the places in blocks that stay empty, for lengths that end anywhere in a block (arXiv 2309.06180)."""
+    pad = (block - 1) / 2  # in the mean
     return pad / (mean_tokens + pad)

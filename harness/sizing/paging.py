@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harness.sizing.capacity import paged_waste
 from harness.sizing.traces import Request
 from harness.types import BadInput
 from strategies.paging.blocks import BlockPool, NoBlocks
@@ -25,7 +26,7 @@ class Waste:
     mean_tokens: float
     longest_tokens: int
     paged: float
-    paged_formula: float  # E[pad] / (E[tokens] + E[pad]) with E[pad] = (block - 1) / 2
+    paged_formula: float  # of the mean alone
     reserved: float  # every request with room for the longest
 
 
@@ -59,9 +60,9 @@ def waste(requests: Sequence[Request], block: int) -> Waste:
         blocks = _place(pool, request, number, str(number))
         given += len(blocks) * block
         pool.release(blocks)
-    held, pad = sum(map(_tokens, requests)), (block - 1) / 2
+    held = sum(map(_tokens, requests))
     mean = held / len(requests)
-    return Waste(mean, longest, 1 - held / given, pad / (mean + pad), 1 - mean / longest)
+    return Waste(mean, longest, 1 - held / given, paged_waste(mean, block), 1 - mean / longest)
 
 
 def admitted(

@@ -70,21 +70,23 @@ class Stored:
             (one["gap"], bench["name"])
             for bench, payoff in self.payoffs
             if bench["hardware"].get("name") == hardware
-            for one in payoff["baseline"]["roofline"]
+            for at in payoff["baseline"]["points"]
+            for one in at["roofline"]
             if one["what"] == what
         ]
         return _median(found)
 
     def realized(self, hardware: str, stacks: Collection[str]) -> Gap | None:
         """The share of its predicted gain of a decode step that a stack has reached: its gap beside the full cache's."""
-        found = []
-        for bench, payoff in self.payoffs:
-            full = _decode(payoff["baseline"])
-            if bench["hardware"].get("name") != hardware or full is None:
-                continue
-            names = _named(bench["arms"], stacks)
-            mine = [_decode(one) for one in payoff["candidates"] if one["strategy"] in names]
-            found += [(full / gap, bench["name"]) for gap in mine if gap]
+        found = [
+            (full / gap, bench["name"])
+            for bench, payoff in self.payoffs
+            if bench["hardware"].get("name") == hardware
+            for one in payoff["candidates"]
+            if one["strategy"] in _named(bench["points"][0]["arms"], stacks)
+            for base, mine in zip(payoff["baseline"]["points"], one["points"], strict=True)
+            if (full := _decode(base)) and (gap := _decode(mine))
+        ]
         return _median(found)
 
 
@@ -93,7 +95,7 @@ def read(results_dir: Path) -> Stored:
     runs = results_dir / "runs"
     return Stored(
         tuple(_pairs(runs, "run.json", "verdict.json", ("model", "engine", "groups"), ("strategies",))),
-        tuple(_pairs(runs, "bench.json", "payoff.json", ("hardware", "arms"), ("baseline", "candidates"))),
+        tuple(_pairs(runs, "bench.json", "payoff.json", ("hardware", "points"), ("baseline", "candidates"))),
     )
 
 
@@ -126,8 +128,8 @@ def _tasks(run: Mapping[str, Any]) -> list[str]:
     return [group["label"] for group in run["groups"] if not group["fidelity"]]
 
 
-def _decode(arm: Mapping[str, Any]) -> float | None:
-    return next((one["gap"] for one in arm["roofline"] if one["what"] == "decode"), None)
+def _decode(point: Mapping[str, Any]) -> float | None:
+    return next((one["gap"] for one in point["roofline"] if one["what"] == "decode"), None)
 
 
 def _median(found: list[tuple[float, str]]) -> Gap | None:

@@ -50,7 +50,7 @@ def test_a_scenario_is_a_bench(scenario: str, kvgate: Kvgate) -> None:
     assert said.code == 0, said.err
     facts = told(scenario)["bench"]
     if facts:
-        assert f"capacity {facts['gate.payoff.capacity']:g}" in said.out and f"load {facts['load']}:" in said.out
+        assert f"capacity {facts['gate.payoff.capacity']:g}" in said.out and f" {facts['load']}: " in said.out
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

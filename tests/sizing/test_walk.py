@@ -153,9 +153,9 @@ def test_gaps_are_medians_of_this_hardware() -> None:
     arms = [{"strategy": "fp8", "stack": stack}]
 
     def bench(hardware: str, name: str, full: float, fp8: float) -> tuple[Any, Any]:
-        asked = {"name": name, "hardware": {"name": hardware}, "arms": arms}
-        gap = lambda times: [{"what": "decode", "gap": times}]  # noqa: E731
-        return asked, {"baseline": {"roofline": gap(full)}, "candidates": [{"strategy": "fp8", "roofline": gap(fp8)}]}
+        asked = {"name": name, "hardware": {"name": hardware}, "points": [{"arms": arms}]}
+        points = lambda times: {"points": [{"roofline": [{"what": "decode", "gap": times}]}]}  # noqa: E731
+        return asked, {"baseline": points(full), "candidates": [{"strategy": "fp8", **points(fp8)}]}
 
     known = Stored(payoffs=(bench("box", "a", 1.2, 1.5), bench("box", "b", 1.4, 1.4), bench("tower", "c", 9.0, 9.0)))
     gap = known.gap("decode", "box")
@@ -179,7 +179,7 @@ def test_a_plan_uses_what_a_run_and_a_bench_have_stored(kvgate: Kvgate, plan: Pl
     step = row(told, "walk", step="fp8")
     assert "in run judged (hf; needle_single)" in step["verdict"]
     payoff = json.loads((kvgate.results / "runs/timed/payoff.json").read_text())
-    gap = next(one["gap"] for one in payoff["baseline"]["roofline"] if one["what"] == "decode")
+    gap = next(one["gap"] for one in payoff["baseline"]["points"][0]["roofline"] if one["what"] == "decode")
     full = row(told, "decode", context_tokens=2048, setting="full")
     assert full["calibrated_tokens_s"] == pytest.approx(full["tokens_s"] / gap)
     assert row(told, "decode", context_tokens=2048, setting="fp8")["calibrated_gain_times"] > 0
