@@ -106,7 +106,8 @@ def doctor(config: DictConfig) -> None:
 COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "bench": bench, "plan": plan, "report": report, "doctor": doctor}
 BARE_WORDS = {"report": "run", "plan": "show"}  # a bare word of this command is this key's value
 VALUED = ("--config-dir", "-cd", "--config-path", "-cp", "--cfg", "-c", "--info", "-i")  # Hydra's; a value follows
-LISTS = ("compare", "show")  # commas in these values part the names of a list, and never make a sweep
+LISTS = ("compare", "show", "trace.policies")  # commas in these values part the names of a list, and never make a sweep
+QUOTES = ("'", '"')
 TEXTS = ("gen.think_open", "gen.think_close")  # these values are texts whatever signs are in them
 
 
@@ -173,9 +174,11 @@ def _as_overrides(command: str, words: Sequence[str]) -> list[str]:
 def _as_override(word: str) -> str:
     """A word as Hydra reads it: names with commas between them are a list, and some values are texts."""
     field, _, value = word.partition("=")
+    if field == "trace":  # a file, whatever signs are in its name
+        return f"trace.path={value if value == 'null' or value[:1] in QUOTES else _quoted(value)}"
     if field in LISTS and not value.startswith("["):
         return f"{field}=[{','.join(_quoted(name.strip()) for name in value.split(','))}]"
-    if field in TEXTS and value[:1] not in ("'", '"'):
+    if field in TEXTS and value[:1] not in QUOTES:
         return f"{field}={_quoted(value)}"
     return word
 

@@ -112,6 +112,22 @@ class BenchSchema:
 
 
 @dataclass
+class TraceSchema:
+    path: str | None = None
+    form: str = MISSING
+    block: int | None = None
+    policies: list[str] = field(default_factory=list)
+
+
+@dataclass
+class SimulatedSchema:
+    requests: int = MISSING
+    replicas: int = MISSING
+    link_bytes_s: float | None = None
+    chunks_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass
 class PlanSchema:
     model: Any = MISSING
     strategy: Any = MISSING
@@ -131,6 +147,9 @@ class PlanSchema:
     prefill_tokens_s: float | None = None
     sites: int = MISSING
     site_bytes_s: float = MISSING
+    trace: TraceSchema = field(default_factory=TraceSchema)
+    simulated: SimulatedSchema = field(default_factory=SimulatedSchema)
+    slo: SLOSchema = field(default_factory=SLOSchema)
     show: list[str] = field(default_factory=list)
     format: str = MISSING
     results_dir: str = MISSING

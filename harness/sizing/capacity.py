@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 HeldBytes = Callable[[int], int]  # of one request of so many tokens
 
+BLOCK_TOKENS = 16  # of a paged cache: vLLM's choice on CUDA
 LIMIT_TOKENS = 2**40  # tokens; beyond this a request has no longest length
 
 

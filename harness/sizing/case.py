@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import islice
 
-from harness.sizing.capacity import kv_budget_bytes
+from harness.bench.metrics import SLO
+from harness.sizing import reuse
+from harness.sizing.capacity import kv_budget_bytes, pool_tokens
 from harness.sizing.hardware import Hardware
 from harness.sizing.holding import Holding
 from harness.sizing.shapes import ModelShape
 from harness.sizing.stored import Stored
+from harness.sizing.traces import Recorded, Request, lognormal
 
 GIB = 2**30
+DEVICE = "device"  # the first room for prefixes, before those of the tiers
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,43 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class Simulated:
+    """What simulators are asked for.
+
+    Args:
+        requests: the trace's first, or made up.
+        replicas: that prefill and decode.
+        chunks_tokens: of prompts in a step of one that does both.
+        link_bytes_s: of one that prefills, to those that decode; None: the hardware's.
+        slo: what a request may take.
+        policies: which blocks of a cache go first.
+    """
+
+    requests: int
+    replicas: int
+    chunks_tokens: tuple[int, ...]
+    link_bytes_s: float | None
+    slo: SLO
+    policies: tuple[str, ...]
+
+    def problems(self) -> list[str]:
+        """Every rule that this breaks."""
+        least = {"requests": 1, "replicas": 2}
+        found = [
+            f"simulated.{name} must be {few} or more, got {getattr(self, name)}"
+            for name, few in least.items()
+            if getattr(self, name) < few
+        ]
+        if not self.chunks_tokens or min(self.chunks_tokens) < 1:
+            found.append(f"simulated.chunks_tokens must be sizes of 1 or more, got {list(self.chunks_tokens)}")
+        if self.link_bytes_s is not None and not 0 < self.link_bytes_s < math.inf:
+            found.append(f"simulated.link_bytes_s must be above 0, got {self.link_bytes_s}")
+        if unknown := [one for one in self.policies if one not in reuse.CACHES]:
+            found.append(f"trace.policies must be of {', '.join(reuse.CACHES)}, got {', '.join(unknown)}")
+        return found + self.slo.problems("slo")
+
+
+@dataclass(frozen=True)
 class Case:
     """All that a section may look at. The full-precision cache is the first of ``holdings``."""
 
@@ -85,6 +130,8 @@ class Case:
     holdings: tuple[Holding, ...]
     load: Workload
     stored: Stored
+    simulated: Simulated
+    trace: Recorded | None = None
     scenario: str = ""  # whose strategies, tasks and gates kvgate run tests
     refused: tuple[str, ...] = ()  # settings that cannot be counted on this model, and why
 
@@ -110,3 +157,52 @@ class Case:
             return None
         memory, reserve = (self.load.devices * one for one in (self.hardware.memory_bytes, self.hardware.reserve_bytes))
         return kv_budget_bytes(memory, self.load.utilization, self.weight_bytes, reserve)
+
+    @cached_property
+    def rooms_tokens(self) -> Mapping[str, float]:
+        """What the device's memory for keys and values and each tier of known room hold, of all devices, in full precision."""
+        rooms = {tier.name: self.load.devices * tier.bytes for tier in self.hardware.tiers if tier.bytes}
+        if self.budget_bytes is not None:
+            rooms = {DEVICE: self.budget_bytes, **rooms}
+        per_token = self.full.bytes_per_token(self.load.context)
+        return {name: pool_tokens(room, per_token) for name, room in rooms.items()}
+
+    @cached_property
+    def found(self) -> reuse.Curve | None:
+        """What LRU caches of these rooms, and one without end, find on the trace. Raises BadInput with what is wrong of it."""
+        if self.trace is None:
+            return None
+        block = self.trace.block_tokens
+        sizes = {room for room in self.rooms_tokens.values() if room >= block}
+        return reuse.curve(self.trace.requests(), block, [*sizes, math.inf])
+
+    @property
+    def hit_share(self) -> float | None:
+        """Share of prompt tokens that lie somewhere: of the trace, in the largest room there is; else what was given."""
+        if self.found is None:
+            return self.load.hit_share
+        return reuse.hit_rate(self.found, max(self.rooms_tokens.values(), default=math.inf))
+
+    @cached_property
+    def requests(self) -> tuple[Request, ...]:
+        """Those that are simulated, in blocks of the trace."""
+        return tuple(islice(self.trace.requests() if self.trace else self._made_up(), self.simulated.requests))
+
+    @property
+    def lengths(self) -> str:
+        """Where the lengths of ``requests`` come from."""
+        if self.trace:
+            return f"the first of {self.trace.path.name}"
+        return (
+            f"made up: lognormal, prompts of {self.load.prompt_tokens / 4:,.0f} tokens in the mean, "
+            f"{self.load.requests_s * self.simulated.replicas:g} a second"
+        )
+
+    def _made_up(self) -> Iterator[Request]:
+        return lognormal(
+            self.simulated.requests,
+            prompt_tokens=self.load.prompt_tokens / 4,
+            output_tokens=self.load.output_tokens,
+            longest=self.load.context,
+            rate_s=self.load.requests_s * self.simulated.replicas,
+        )

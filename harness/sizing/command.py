@@ -10,20 +10,25 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from harness.bench.metrics import SLO
 from harness.plan import Job, mixed
 from harness.report.format import MISSING, general, plain
 from harness.report.tables import Table
 from harness.report.terminal import safe_line, table_text
-from harness.sizing import claims, stored
-from harness.sizing.case import Case, Workload
+from harness.sizing import claims, disaggregated, stored
+from harness.sizing.case import Case, Simulated, Workload
 from harness.sizing.hardware import Hardware, hardware_of
 from harness.sizing.holding import Holding
 from harness.sizing.section import Section
 from harness.sizing.sections import SECTIONS
+from harness.sizing.traces import Recorded
 from harness.types import BadInput
 
 SCHEMA = "kvgate.plan/1"
-ALIKE = ("model", "hardware", "formats", "show", "format", "results_dir", *(field.name for field in fields(Workload)))
+ALIKE = (
+    *("model", "hardware", "formats", "trace", "simulated", "slo", "show", "format", "results_dir"),
+    *(field.name for field in fields(Workload)),
+)
 CLAIMS = "claims"
 LONG = 34  # characters; of a column of text; what is longer has its own line
 
@@ -37,27 +42,31 @@ def plan(jobs: Sequence[Job], command: Sequence[str]) -> int:
     if problems:
         raise BadInput(*problems)
     if first["show"] == [CLAIMS]:
-        told = {CLAIMS: _claims()}
+        told = {CLAIMS: _claims(_trace_of(first["trace"]))}
         facts: dict[str, Any] = {}
     else:
         case = case_of(jobs)
         made = {name: make(case) for name, make in SECTIONS.items() if name in (first["show"] or SECTIONS)}
         told = {name: section for name, section in made.items() if section}
-        facts = _facts(case)
+        missing = None if first["show"] else disaggregated.missing()
+        facts = {**_facts(case), "left_out": [missing] if missing else []}
         if not told:
             parts = ", ".join(first["show"])
             raise BadInput(
                 f"show: {parts} has nothing to say of this model, load and hardware: too little of them is known"
             )
-    print(_json(told, facts, command) if first["format"] == "json" else _text(told))
+    print(_json(told, facts, command) if first["format"] == "json" else _text(told, facts.get("left_out", ())))
     return 0
 
 
-def _claims() -> Section:
+def _claims(trace: Recorded | None) -> Section:
+    """Raises BadInput with what is wrong of the trace."""
     from harness.engines.hf.casts import overflow
     from harness.sizing.stacks import times_smaller
 
-    return claims.section(times_smaller, overflow())
+    if trace and (problems := trace.problems()):
+        raise BadInput(*problems)
+    return claims.section(times_smaller, overflow(), trace)
 
 
 def _choices(config: Mapping[str, Any]) -> list[str]:
@@ -70,6 +79,8 @@ def _choices(config: Mapping[str, Any]) -> list[str]:
         for one in config["show"]
         if one not in known
     ]
+    if "disaggregation" in config["show"] and (reason := disaggregated.missing()):
+        found.append(f"show: {reason}")
     if CLAIMS in config["show"] and len(config["show"]) > 1:
         found.append(f"show must be claims alone, which are of no plan, got {', '.join(config['show'])}")
     return found
@@ -82,7 +93,12 @@ def case_of(jobs: Sequence[Job]) -> Case:
 
     first = jobs[0].config
     load = Workload(**{field.name: first[field.name] for field in fields(Workload)})
-    problems, hardware, model = load.problems(), None, None
+    trace, simulated = _trace_of(first["trace"]), _simulated_of(first)
+    problems, hardware, model = (
+        [*load.problems(), *simulated.problems(), *(trace.problems() if trace else [])],
+        None,
+        None,
+    )
     try:
         hardware = hardware_of(first["hardware"])
     except BadInput as error:
@@ -106,7 +122,26 @@ def case_of(jobs: Sequence[Job]) -> Case:
     if problems or model is None or hardware is None:
         raise BadInput(*dict.fromkeys(problems))
     known = stored.read(Path(first["results_dir"]).expanduser())
-    return Case(model, hardware, held, load, known, str((first.get("scenario") or {}).get("name", "")), left_out)
+    scenario = str((first.get("scenario") or {}).get("name", ""))
+    return Case(model, hardware, held, load, known, simulated, trace, scenario, left_out)
+
+
+def _trace_of(config: Mapping[str, Any]) -> Recorded | None:
+    if config["path"] is None:
+        return None
+    return Recorded(Path(config["path"]).expanduser(), config["form"], config["block"])
+
+
+def _simulated_of(config: Mapping[str, Any]) -> Simulated:
+    asked = config["simulated"]
+    return Simulated(
+        asked["requests"],
+        asked["replicas"],
+        tuple(asked["chunks_tokens"]),
+        asked["link_bytes_s"],
+        SLO(**config["slo"]),
+        tuple(config["trace"]["policies"]),
+    )
 
 
 def _facts(case: Case) -> dict[str, Any]:
@@ -121,6 +156,8 @@ def _facts(case: Case) -> dict[str, Any]:
         },
         "hardware": _known(case.hardware),
         "load": asdict(case.load),
+        "trace": case.trace and {**asdict(case.trace), "path": str(case.trace.path)},
+        "simulated": asdict(case.simulated),
         "scenario": case.scenario or None,
     }
 
@@ -140,9 +177,10 @@ def _json(told: Mapping[str, Section], facts: Mapping[str, Any], command: Sequen
     )
 
 
-def _text(told: Mapping[str, Section]) -> str:
+def _text(told: Mapping[str, Section], left_out: Sequence[str]) -> str:
     width = max(shutil.get_terminal_size((120, 24)).columns, 80)
-    return "\n\n".join(_section_text(name, section, width) for name, section in told.items())
+    parts = [_section_text(name, section, width) for name, section in told.items()]
+    return "\n\n".join([*parts, *(f"left out: {reason}" for reason in left_out)])
 
 
 def _section_text(name: str, section: Section, width: int) -> str:

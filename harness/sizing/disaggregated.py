@@ -25,11 +25,6 @@ from harness.sizing.traces import Request
 from harness.types import BadInput
 from harness.types import Request as Timed
 
-ADVICE = (
-    "Disaggregation tunes latency, not throughput: it keeps prefills out of the gaps between tokens, "
-    "and pays for that with bytes on a link and GPUs that cannot help each other."
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
@@ -175,6 +170,16 @@ def outcome(
     )
 
 
+def best(found: Sequence[Outcome]) -> tuple[Outcome, Outcome]:
+    """Without disaggregation and with it: the most requests within the limits, then the most tokens a second."""
+
+    def rank(one: Outcome) -> tuple[float, float]:
+        return one.goodput_requests_s or 0.0, one.output_tokens_s
+
+    together, apart = ([one for one in found if bool(one.prefill_gpus) is split] for split in (False, True))
+    return max(together, key=rank), max(apart, key=rank)
+
+
 def _percentile(values: Sequence[float | None], percent: float) -> float | None:
     found = metrics.percentile(values, percent)
     return found.value if found else None
@@ -192,11 +197,16 @@ def _link_problems(link_gb_s: float) -> list[str]:
     return [] if link_gb_s > 0 else [f"link_gb_s must be a number of GB a second above 0, got {link_gb_s}"]
 
 
+def missing() -> str | None:
+    """What has to be installed first."""
+    return "disaggregation needs simpy: pip install 'kvgate[plan]'" if find_spec("simpy") is None else None
+
+
 def _check(requests: Sequence[Request], speeds: Speeds, problems: list[str]) -> None:
     problems = [*problems, *speeds.problems()]
     if not requests:
         problems.append("requests must have a request, got none")
-    if find_spec("simpy") is None:
-        problems.append("disaggregation needs simpy: pip install 'kvgate[plan]'")
+    if reason := missing():
+        problems.append(reason)
     if problems:
         raise BadInput(*problems)

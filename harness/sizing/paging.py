@@ -88,12 +88,13 @@ def admitted(
         raise BadInput(
             f"memory_bytes must hold the longest request, {longest} tokens in blocks of {block}: {least:g}, got {memory_bytes:g}"
         )
+    most = sum(-(-_tokens(request) // block) for request in requests)  # with more blocks all fit too
     return Admitted(
         _batches(requests, lambda: _Reserved(pool * block, lambda request: longest)),
         _batches(requests, lambda: _Reserved(pool * block, lambda request: min(longest, _power_of_two(request)))),
-        _batches(requests, lambda: _Paged(pool, block, share=False)),
-        _batches(requests, lambda: _Paged(pool, block, share=True)),
-        _batches(requests, lambda: _Paged(packed, block, share=True)),
+        _batches(requests, lambda: _Paged(min(pool, most), block, share=False)),
+        _batches(requests, lambda: _Paged(min(pool, most), block, share=True)),
+        _batches(requests, lambda: _Paged(min(packed, most), block, share=True)),
     )
 
 

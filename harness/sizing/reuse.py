@@ -51,8 +51,8 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Tier:
-    """One tier of several, each of which keeps what those above it keep too."""
+class TierHits:
+    """What one tier finds of several, each of which keeps what those above it keep too."""
 
     name: str
     cache_tokens: float
@@ -99,21 +99,27 @@ def curve(requests: Iterable[Request], block: int, sizes_tokens: Sequence[float]
     return Curve(policy, block, number, prompt_tokens, tuple(points))
 
 
-def tiers(requests: Iterable[Request], block: int, tiers_tokens: Mapping[str, float]) -> tuple[Tier, ...]:
-    """What each tier finds that none above it has, in the order given; LRU in each. Raises BadInput.
+def hit_rate(found: Curve, cache_tokens: float) -> float:
+    """Of all prompts' tokens, in a cache of one of the curve's sizes; 0.0 where it holds no block."""
+    if cache_tokens < found.block_tokens:
+        return 0.0
+    return next(point.token_hit_rate for point in found.points if point.cache_tokens == cache_tokens)
+
+
+def tiers(found: Curve, tiers_tokens: Mapping[str, float]) -> tuple[TierHits, ...]:
+    """What each tier, of one of the curve's sizes, finds that none above it has, in the order given; of an LRU curve.
 
     A tier keeps what those above it keep too: vLLM's native offload stores every block in host memory and from there in all
     further tiers (vllm/v1/kv_offload/tiering/manager.py), and LMCache writes to all its backends. One that is not larger than
     those above it finds nothing.
     """
-    whole = curve(requests, block, [*tiers_tokens.values()])
-    within = {point.cache_tokens: point.hit_tokens for point in whole.points}
-    found, above = [], 0
+    within = {point.cache_tokens: point.hit_tokens for point in found.points}
+    told, above = [], 0
     for name, size in tiers_tokens.items():
         hits = max(within[size] - above, 0)
-        found.append(Tier(name, size, hits, hits / whole.prompt_tokens))
+        told.append(TierHits(name, size, hits, hits / found.prompt_tokens))
         above += hits
-    return tuple(found)
+    return tuple(told)
 
 
 class _OnePass:

@@ -221,6 +221,56 @@ def _short(value: Any) -> str:
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """A trace in a file, and how it is read."""
+
+    path: Path
+    form: str = "mooncake"  # one of ``FORMS``; lines of token ids are read in either
+    block: int | None = None  # tokens of a block; None: as many as the form's ids stand for
+
+    @property
+    def block_tokens(self) -> int:
+        return FORMS[self.form].block_tokens if self.block is None else self.block
+
+    def problems(self) -> list[str]:
+        """What can be told without reading it."""
+        found = [] if self.path.is_file() else [f"trace must be a file of JSONL, a request a line, got {self.path}"]
+        if self.form not in FORMS:
+            return [*found, f"trace.form must be one of {', '.join(FORMS)}, got {self.form!r}"]
+        own, block = FORMS[self.form].block_tokens, self.block_tokens
+        if block < 1 or (block % own and own % block):
+            found.append(f"trace.block must be a multiple or a divisor of the {own} tokens of {self.form}, got {block}")
+        return found
+
+    def requests(self, block: int | None = None) -> Iterator[Request]:
+        """In blocks of ``block`` tokens, else of its own. Raises BadInput."""
+        return read(self.path, self.block_tokens if block is None else block, FORMS[self.form])
+
+
+def lognormal(
+    requests: int,
+    *,
+    prompt_tokens: float,
+    output_tokens: float,
+    longest: int,
+    rate_s: float = 10.0,
+    sigma: float = 1.0,
+    seed: int = 0,
+) -> Iterator[Request]:
+    """Requests that have nothing in common. Lengths are lognormal with these means, and cut where a request would be longer than
+    ``longest``; ``rate_s`` arrive a second, in a Poisson process."""
+    chance, now_s = random.Random(seed), 0.0
+
+    def draw(mean: float, most: int) -> int:
+        return min(max(round(chance.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)), 1), most)
+
+    for _ in range(requests):
+        now_s += chance.expovariate(rate_s)
+        prompt = draw(prompt_tokens, longest - 1)
+        yield Request(now_s, prompt, draw(output_tokens, longest - prompt), ())
+
+
 def synthetic(
     requests: int,
     *,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.sizing.case import Case, Workload
+from harness.bench.metrics import SLO
+from harness.sizing.case import Case, Simulated, Workload
 from harness.sizing.hardware import Hardware, Tier
 from harness.sizing.holding import Holding
 from harness.sizing.shapes import ModelShape, Parameters, shape_of
@@ -32,6 +33,15 @@ LOAD = Workload(
     site_bytes_s=1.25e9,
 )
 
+SIMULATED = Simulated(
+    requests=40,
+    replicas=2,
+    chunks_tokens=(512, 2048),
+    link_bytes_s=None,
+    slo=SLO(ttft_s=5.0, itl_s=0.05),
+    policies=("lru", "vllm"),
+)
+
 
 def exact(model: ModelShape) -> Holding:
     """The full cache, by the shape alone."""
@@ -53,6 +63,7 @@ def case(**changes: Any) -> Case:
         "holdings": (exact(model),),
         "load": LOAD,
         "stored": Stored(),
+        "simulated": SIMULATED,
     }
     return Case(**{**facts, **changes})
 

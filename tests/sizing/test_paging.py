@@ -97,7 +97,7 @@ def test_blocks_of_another_size_than_that_of_the_requests_are_told() -> None:
 
 
 def test_a_memory_that_all_fits_in_says_so() -> None:
-    assert admitted(of_lengths([3, 4]), 2, 1e6, 1.0, 1.0).paged.requests is None
+    assert admitted(of_lengths([3, 4]), 2, 1e15, 1.0, 1.0).paged.requests is None  # and no pool of that size is made
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,8 @@ WORDS = (
     "read",
     "step",
     "take",
+    "room",
+    "deployment",
     "decided_by",
     "value",
     "why",

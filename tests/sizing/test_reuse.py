@@ -234,7 +234,8 @@ def test_larger_blocks_never_find_more(texts: Texts, block: int, times: int) -> 
 @given(texts=TEXTS, small=PLACES, large=PLACES)
 def test_tiers_share_what_one_cache_as_large_as_the_largest_finds(texts: Texts, small: int, large: int) -> None:
     made = requests(texts)
-    hbm, dram = tiers(made, BLOCK, {"hbm": small * BLOCK, "dram": large * BLOCK})
+    sizes = {"hbm": small * BLOCK, "dram": large * BLOCK}
+    hbm, dram = tiers(curve(made, BLOCK, [*sizes.values()]), sizes)
     alone = {size: curve(made, BLOCK, [size * BLOCK]).points[0].hit_tokens for size in (small, large)}
     assert hbm.hit_tokens == alone[small]
     assert hbm.hit_tokens + dram.hit_tokens == alone[max(small, large)]

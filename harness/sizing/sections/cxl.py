@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.sizing.capacity import BLOCK_TOKENS
 from harness.sizing.case import Case
 from harness.sizing.section import Section, gb
 from harness.sizing.transfer import transfer_s
-
-BLOCK_TOKENS = 16
 
 
 def section(case: Case) -> Section | None:

@@ -17,10 +17,9 @@ def section(case: Case) -> Section | None:
     rows = tuple(_row(case, tier) for tier in case.hardware.tiers if tier.name not in LINKS)
     if not rows:
         return None
-    said = "" if case.load.hit_share is not None else f" (assumed: hit_share is not given, and {HITS:.0%} is taken)"
     return Section(
         f"Caches that leave the device: {case.load.requests_s:g} requests/s of {case.load.prompt_tokens:,} prompt tokens, "
-        f"{hits(case):.0%} of them kept from before{said}; {case.load.kept_requests:,} requests kept",
+        f"{hits(case):.0%} of them kept from before{_source(case)}; {case.load.kept_requests:,} requests kept",
         rows,
         _advice(case, rows),
         (
@@ -31,7 +30,14 @@ def section(case: Case) -> Section | None:
 
 
 def hits(case: Case) -> float:
-    return HITS if case.load.hit_share is None else case.load.hit_share
+    """Share of prompt tokens that lie somewhere."""
+    return HITS if case.hit_share is None else case.hit_share
+
+
+def _source(case: Case) -> str:
+    if case.found:
+        return " (on the trace, in the largest room)"
+    return "" if case.hit_share is not None else f" (assumed: hit_share is not given, and {HITS:.0%} is taken)"
 
 
 def traffic_bytes_s(case: Case) -> tuple[float, float]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from harness.sizing.capacity import paged_waste
-from harness.sizing.case import Case
+from harness.sizing import reuse
+from harness.sizing.capacity import BLOCK_TOKENS, paged_waste
+from harness.sizing.case import DEVICE, Case
 from harness.sizing.holding import Holding
 from harness.sizing.section import Section
 from harness.sizing.sections import tiers
 from harness.sizing.stored import Judged
 
-BLOCK = 16
 FORMAT = "fp8"
 DRIVES = ("nvme", "disk")  # tiers that are drives of the machine itself; the first that is there
 YES, NO, OPEN = "yes", "no", "not yet"
@@ -73,19 +74,23 @@ def demand_share(case: Case, one: Holding) -> float | None:
 
 def _paging(case: Case) -> Step:
     judged = case.stored.judged(case.model.name, "paging", "paged")
-    waste = paged_waste(case.load.context, BLOCK)
-    return Step("paging", _taken(judged), "unused_share", waste, f"blocks of {BLOCK} tokens", judged, "paged")
+    waste = paged_waste(case.load.context, BLOCK_TOKENS)
+    return Step("paging", _taken(judged), "unused_share", waste, f"blocks of {BLOCK_TOKENS} tokens", judged, "paged")
 
 
 def _prefix(case: Case) -> Step:
-    judged, share = case.stored.judged(case.model.name, "prefix"), case.load.hit_share
+    judged, share, why = case.stored.judged(case.model.name, "prefix"), case.load.hit_share, "of prompt tokens"
     words = "prefix_reuse start=warm"
+    if case.found:
+        share = reuse.hit_rate(case.found, math.inf)
+        here = reuse.hit_rate(case.found, case.rooms_tokens.get(DEVICE, 0))
+        why = f"of the trace's prompt tokens at the most, {here:.1%} in the device's memory"
     if share is None:
-        why = "no hit rate is given: hit_share=, from an engine's counters or a trace"
+        why = "no hit rate is known: trace=FILE, or hit_share= from an engine's counters"
         return Step("prefix", OPEN, "hit_share", None, why, judged, words)
     if share == 0:
         return Step("prefix", NO, "hit_share", share, "nothing is asked again")
-    return Step("prefix", _taken(judged), "hit_share", share, "of prompt tokens", judged, words)
+    return Step("prefix", _taken(judged), "hit_share", share, why, judged, words)
 
 
 def _format(case: Case) -> Step:
