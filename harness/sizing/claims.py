@@ -63,7 +63,7 @@ def section(times_smaller: TimesSmaller, overflow: float, trace: Recorded | None
 
     On ``trace``, if it is one of those that a paper has counted, its figures are counted again.
     """
-    found = [*_size(), *_room(), *_formats(times_smaller), *_links(), *_disaggregated(), *_traces(trace)]
+    found = [*_bytes(), *_room(), *_formats(times_smaller), *_links(), *_disaggregated(), *_traces(trace)]
     found += [_cast(overflow), *_unchecked()]
     rows = tuple(
         {
@@ -78,7 +78,8 @@ def section(times_smaller: TimesSmaller, overflow: float, trace: Recorded | None
     )
     counts = {outcome: sum(one.outcome is outcome for one in found) for outcome in Outcome}
     said = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items())
-    return Section("Published figures, and what this project makes of them", rows, f"Of {len(found)} figures: {said}.")
+    advice = f"Of {len(found)} figures: {said}."
+    return Section("Published figures, and what this project makes of them", rows, advice, _unknown(trace))
 
 
 def _text(value: float | None, relation: str = "=") -> str | None:
@@ -131,7 +132,7 @@ MOONCAKE = {  # by requests, and prompt tokens in the mean
 DEEPSEEK_V2, DEEPSEEK_V32, DEEPSEEK_V4 = _latent("V2", 60), _latent("V3.2", 61, 128), _compressed("V4-Pro", 30, 31)
 
 
-def _size() -> list[Claim]:
+def _bytes() -> list[Claim]:
     v32, v4 = (model.exact_bytes(100_000) / 1e9 for model in (DEEPSEEK_V32, DEEPSEEK_V4))
     saved = 1 - DEEPSEEK_V2.exact_bytes(1) / DEEPSEEK_67B.exact_bytes(1)
     return [
@@ -432,21 +433,37 @@ def _goodput_gains() -> str:
 
 def _traces(trace: Recorded | None) -> list[Claim]:
     """Counted again on the trace that was given, if it is one of these."""
-    found = reuse.curve(trace.requests(512), 512, [math.inf]) if trace else None
-    size = (found.requests, round(found.prompt_tokens / found.requests)) if found else None
+    found = _found(trace) if trace else None
     return [
         Claim(
             f"Mooncake's {name} trace reuses {share:g} % of its prompts",
             "Mooncake, FAST 2025, table 2",
             share,
-            100 * found.points[0].token_hit_rate if found and size == known else None,
-            f"hit tokens of all prompt tokens without an end of the cache, blocks of 512; in the mean over requests "
-            f"{found.points[0].request_hit_rate:.1%}"
-            if found and size == known
+            100 * found.points[0].token_hit_rate if found and _size(found) == size else None,
+            f"hit tokens of all prompt tokens, a cache without end, blocks of 512; {found.points[0].request_hit_rate:.1%} in the "
+            "mean over requests"
+            if found and _size(found) == size
             else "kvgate plan claims trace=FILE, of kvcache-ai/Mooncake, FAST25-release/traces",
         )
-        for known, (name, share) in MOONCAKE.items()
+        for size, (name, share) in MOONCAKE.items()
     ]
+
+
+def _unknown(trace: Recorded | None) -> tuple[str, ...]:
+    """What to say of a trace that no claim is about."""
+    if trace is None or _size(_found(trace)) in MOONCAKE:
+        return ()
+    requests, tokens = _size(_found(trace))
+    return (f"no claim is about {trace.path.name}, {requests:,} requests of {tokens:,} prompt tokens in the mean",)
+
+
+@cache
+def _found(trace: Recorded) -> reuse.Curve:
+    return reuse.curve(trace.requests(512), 512, [math.inf])
+
+
+def _size(found: reuse.Curve) -> tuple[int, int]:
+    return found.requests, round(found.prompt_tokens / found.requests)
 
 
 def _cast(overflow: float) -> Claim:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -12,10 +9,7 @@ from typing import Any
 
 from harness.bench.metrics import SLO
 from harness.plan import Job, mixed
-from harness.report.format import MISSING, general, plain
-from harness.report.tables import Table
-from harness.report.terminal import safe_line, table_text
-from harness.sizing import claims, disaggregated, stored
+from harness.sizing import claims, disaggregated, printed, stored
 from harness.sizing.case import Case, Simulated, Workload
 from harness.sizing.hardware import Hardware, hardware_of
 from harness.sizing.holding import Holding
@@ -24,13 +18,12 @@ from harness.sizing.sections import SECTIONS
 from harness.sizing.traces import Recorded
 from harness.types import BadInput
 
-SCHEMA = "kvgate.plan/1"
 ALIKE = (
     *("model", "hardware", "formats", "trace", "simulated", "slo", "show", "format", "results_dir"),
     *(field.name for field in fields(Workload)),
 )
 CLAIMS = "claims"
-LONG = 34  # characters; of a column of text; what is longer has its own line
+FORMATS = ("text", "markdown", "json")
 
 
 def plan(jobs: Sequence[Job], command: Sequence[str]) -> int:
@@ -55,8 +48,15 @@ def plan(jobs: Sequence[Job], command: Sequence[str]) -> int:
             raise BadInput(
                 f"show: {parts} has nothing to say of this model, load and hardware: too little of them is known"
             )
-    print(_json(told, facts, command) if first["format"] == "json" else _text(told, facts.get("left_out", ())))
+    print(_printed(first["format"], told, facts, command))
     return 0
+
+
+def _printed(form: str, told: Mapping[str, Section], facts: Mapping[str, Any], command: Sequence[str]) -> str:
+    if form == "json":
+        return printed.as_json(told, facts, command)
+    left_out = facts.get("left_out", ())
+    return printed.as_markdown(told, left_out) if form == "markdown" else printed.as_text(told, left_out)
 
 
 def _claims(trace: Recorded | None) -> Section:
@@ -71,8 +71,8 @@ def _claims(trace: Recorded | None) -> Section:
 
 def _choices(config: Mapping[str, Any]) -> list[str]:
     found = []
-    if config["format"] not in ("text", "json"):
-        found.append(f"format must be text or json, got {config['format']!r}")
+    if config["format"] not in FORMATS:
+        found.append(f"format must be one of {', '.join(FORMATS)}, got {config['format']!r}")
     known = (CLAIMS, *SECTIONS)
     found += [
         f"show must name parts of a plan ({', '.join(known)}), got {one!r}"
@@ -165,57 +165,3 @@ def _facts(case: Case) -> dict[str, Any]:
 def _known(hardware: Hardware) -> dict[str, Any]:
     facts = asdict(hardware)
     return {**facts, "tiers": {tier.pop("name"): tier for tier in facts["tiers"]}}
-
-
-def _json(told: Mapping[str, Section], facts: Mapping[str, Any], command: Sequence[str]) -> str:
-    sections = {name: asdict(section) for name, section in told.items()}
-    return json.dumps(
-        {"schema": SCHEMA, "command": " ".join(command), **facts, "sections": sections},
-        indent=1,
-        ensure_ascii=False,
-        allow_nan=False,
-    )
-
-
-def _text(told: Mapping[str, Section], left_out: Sequence[str]) -> str:
-    width = max(shutil.get_terminal_size((120, 24)).columns, 80)
-    parts = [_section_text(name, section, width) for name, section in told.items()]
-    return "\n\n".join([*parts, *(f"left out: {reason}" for reason in left_out)])
-
-
-def _section_text(name: str, section: Section, width: int) -> str:
-    wrap = textwrap.TextWrapper(width=width, subsequent_indent="  ")
-    cells = [{name: _cell(value) for name, value in row.items() if _told(section, name)} for row in section.rows]
-    long = any(len(text) > LONG for row in cells for text in row.values())
-    body = _records(cells, width) if long else _table(cells)
-    lines = [*(f"note: {note}" for note in section.notes), f"> {section.advice}"]
-    said = [wrap.fill(safe_line(line)) for line in lines]
-    return "\n".join([wrap.fill(safe_line(f"[{name}] {section.title}")), "", body, "", *said])
-
-
-def _told(section: Section, name: str) -> bool:
-    """A column that is empty in every row is left out of a text."""
-    return any(row[name] is not None for row in section.rows)
-
-
-def _table(cells: Sequence[Mapping[str, str]]) -> str:
-    rows = tuple(tuple(row.values()) for row in cells)
-    return table_text(Table("", tuple(name.replace("_", " ") for name in cells[0]), rows)).strip("\n")
-
-
-def _records(cells: Sequence[Mapping[str, str]], width: int) -> str:
-    """Rows with texts that are too long for a column: the first value, the short ones behind it, a line for each long one."""
-    wrap = textwrap.TextWrapper(width=width, initial_indent="  ", subsequent_indent="    ")
-    lines = []
-    for row in cells:
-        (_, head), *rest = ((name.replace("_", " "), safe_line(text)) for name, text in row.items())
-        short = ", ".join(f"{name} {text}" for name, text in rest if len(text) <= LONG and text != MISSING)
-        lines += [head, wrap.fill(short)]
-        lines += [wrap.fill(f"{name}: {text}") for name, text in rest if len(text) > LONG]
-    return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else general(value, 4)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else plain(value)

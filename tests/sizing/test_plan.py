@@ -145,7 +145,7 @@ def test_the_text_has_the_same_sections(plan: Planner) -> None:
 
 REFUSED: dict[str, tuple[list[str], list[str]]] = {
     "section": (["tires"], ["show must name parts of a plan (claims, layers", "got 'tires'"]),
-    "format": (["format=yaml"], ["format must be text or json, got 'yaml'"]),
+    "format": (["format=yaml"], ["format must be one of text, markdown, json, got 'yaml'"]),
     "zero bandwidth": (
         ["hardware.memory_bytes_s=0"],
         ["hardware.memory_bytes_s must be null or a rate above 0, got 0"],
