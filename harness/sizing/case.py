@@ -192,7 +192,8 @@ class Case:
     def lengths(self) -> str:
         """Where the lengths of ``requests`` come from."""
         if self.trace:
-            return f"the first of {self.trace.path.name}"
+            part = "all" if len(self.requests) < self.simulated.requests else "the first"
+            return f"{part} of {self.trace.path.name}"
         return (
             f"made up: lognormal, prompts of {self.load.prompt_tokens / 4:,.0f} tokens in the mean, "
             f"{self.load.requests_s * self.simulated.replicas:g} a second"

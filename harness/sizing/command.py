@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,7 @@ def plan(jobs: Sequence[Job], command: Sequence[str]) -> int:
         case = case_of(jobs)
         made = {name: make(case) for name, make in SECTIONS.items() if name in (first["show"] or SECTIONS)}
         told = {name: section for name, section in made.items() if section}
-        missing = None if first["show"] else disaggregated.missing()
-        facts = {**_facts(case), "left_out": [missing] if missing else []}
+        facts = {**_facts(case), "left_out": _left_out(first["show"], told)}
         if not told:
             parts = ", ".join(first["show"])
             raise BadInput(
@@ -50,6 +49,16 @@ def plan(jobs: Sequence[Job], command: Sequence[str]) -> int:
             )
     print(_printed(first["format"], told, facts, command))
     return 0
+
+
+def _left_out(show: Sequence[str], told: Collection[str]) -> list[str]:
+    """What a reader may miss, and why: parts that were asked for by name, and one whose package is not installed."""
+    missing = None if show else disaggregated.missing()
+    silent = [name for name in show if name not in told]
+    found = [
+        f"{name} has nothing to say of this model, load and hardware: too little of them is known" for name in silent
+    ]
+    return [*found, missing] if missing else found
 
 
 def _printed(form: str, told: Mapping[str, Section], facts: Mapping[str, Any], command: Sequence[str]) -> str:

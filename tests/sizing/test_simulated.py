@@ -202,6 +202,16 @@ def test_where_simpy_is_not_installed_the_rest_is_told(plan: Planner, monkeypatc
     assert said.code == 2 and "disaggregation needs simpy: pip install" in said.err
 
 
+def test_a_part_that_was_asked_for_and_has_nothing_to_say_is_named(plan: Planner) -> None:
+    told = plan("layers", "disaggregation", "hardware/tiers=none")
+    assert list(told["sections"]) == ["layers"] and told["left_out"][0].startswith("disaggregation has nothing to say")
+
+
+def test_a_trace_that_is_shorter_than_asked_for_says_so() -> None:
+    more, fewer = (case(**TRACED, simulated=replace(SIMULATED, requests=count)) for count in (301, 300))
+    assert more.lengths == "all of mooncake.jsonl" and fewer.lengths == "the first of mooncake.jsonl"
+
+
 def test_a_case_reads_its_trace_once(monkeypatch: pytest.MonkeyPatch) -> None:
     here: Case = case(**TRACED)
     assert here.found is here.found and here.requests is here.requests
