@@ -13,8 +13,8 @@ import pandas as pd
 
 from harness import samples as sample_files
 from harness.compare import ComparisonInput, compare
-from harness.degenerate import degenerate
 from harness.make import make
+from harness.pairs import pair_up
 from harness.parts import Part, parts
 from harness.pass_at_k import pass_at_k
 from harness.places import Place
@@ -125,6 +125,7 @@ def judge(
             inside = parts(asked, group.samples, group.baseline.records, cell.records)
             cells.append((judged, _cell_json(judged, inside, group, cell, manifest["model"])))
         pairs += _comparison_inputs(group, compared, looks)
+    notes += _stop_notes([judged for judged, _ in cells])
     strategies = _strategies([judged for judged, _ in cells], groups, gate)
     verdict = {
         "schema": SCHEMA,
@@ -183,36 +184,9 @@ def _rescored(task: Task, sample: Sample, record: Record) -> Record:
 
 
 def _pairs(group: GroupRecords, other: CellRecords, against: CellRecords | None = None) -> tuple[Pair, ...]:
-    """Each sample as the baseline, or the cell that stands in its place, and another cell saw it.
-
-    Where each was told its own earlier answers, a later turn is a pair whatever these were.
-    """
-    own = group.planned.get("history") == "own"
-    pairs = []
-    for sample in group.samples:
-        a, b = (against or group.baseline).records.get(sample.id), other.records.get(sample.id)
-        hashes = {record.prompt_hash for record in (a, b) if record and record.prompt_hash}
-        pairs.append(
-            Pair(
-                sample_id=sample.id,
-                cluster=sample.cluster,
-                baseline=a.score if a else None,
-                candidate=b.score if b else None,
-                baseline_state=a.state if a else State.NOT_RUN,
-                candidate_state=b.state if b else State.NOT_RUN,
-                baseline_fault=a.fault if a else None,
-                candidate_fault=b.fault if b else None,
-                baseline_degenerate=_is_degenerate(a),
-                candidate_degenerate=_is_degenerate(b),
-                prompts_agree=len(hashes) < 2 or (own and bool(sample.turns)),
-                acted=all(evidence.acted for record in (a, b) if record for evidence in record.evidence),
-            )
-        )
-    return tuple(pairs)
-
-
-def _is_degenerate(record: Record | None) -> bool:
-    return bool(record and record.response and degenerate(record.response))
+    """Each sample as the baseline, or the cell that stands in its place, and another cell saw it."""
+    history = group.planned.get("history", "reference")
+    return pair_up(group.samples, (against or group.baseline).records, other.records, history)
 
 
 def _look(store: ResultStore, group: GroupRecords, cell: CellRecords, gate: Gate, notes: list[str]) -> tuple[int, Gate]:
@@ -453,6 +427,17 @@ def _ladders(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[f
     return {key: sorted(rows, reverse=True) for key, rows in alike.items() if len(rows) > 1}
 
 
+def _stop_notes(cells: Sequence[CellVerdict]) -> list[str]:
+    """What early stops have spared."""
+    stopped = [cell for cell in cells if cell.stopped_at is not None]
+    if not stopped:
+        return []
+    saved = sum(cell.saved for cell in stopped)
+    return [
+        f"{len(stopped)} of {len(cells)} cells stopped early, for harm was shown: {saved} answers were not asked for"
+    ]
+
+
 def _engine_notes(groups: Sequence[GroupRecords]) -> list[str]:
     """What the engine that served a strategy is at risk of, and where it computes otherwise than for the baseline."""
     notes = []
@@ -476,7 +461,7 @@ def _notes(manifest: Mapping[str, Any], gate: Gate, compared: Sequence[str], res
     notes = [
         f"gate.{key} was changed after the run: promised {promised[key]}, judged at {value}"
         for key, value in asdict(gate).items()
-        if key not in ("strict", "tasks") and promised[key] != value
+        if key not in ("strict", "tasks") and promised.get(key, False) != value
     ]
     if gate.tasks and list(gate.tasks) != list(promised["tasks"]):
         notes.append(f"gate.tasks was changed after the run: judged on {', '.join(gate.tasks)}")

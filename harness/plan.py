@@ -14,6 +14,7 @@ from typing import Any
 from harness import calibration, privacy
 from harness import compare as comparisons
 from harness import samples as sample_files
+from harness.early import Harm, Rule
 from harness.engines.base import CONTROL, Engine, ModelFacts, Support
 from harness.generation import Reserving, drawn, generation_of, num_items
 from harness.history import HISTORIES, link, most_tokens
@@ -121,6 +122,29 @@ class Plan(Setup):
             missing[cell.address] = set(wanted) - {key for key, record in records.items() if record.final}
         return missing
 
+    def to_run(self, group: Group) -> dict[str, set[str]]:
+        """The same without what an early stop spares: samples of candidates that are shown harmful."""
+        missing, rule = self.missing(group), self._early_stop(group)
+        if rule is None:
+            return missing
+        harm = Harm(rule, group.samples)
+        hashes = {sample.id: sample.hash for sample in group.samples}
+        for address in {rule.baseline, *rule.candidates}:
+            harm.note(self.store.cell(address).read(hashes)[0].values())
+        harm.look()
+        asked = harm.asks(missing)
+        return {cell: ids if cell in asked else set() for cell, ids in missing.items()}
+
+    def _early_stop(self, group: Group) -> Rule | None:
+        """What stops candidates of a group early; None where nothing does."""
+        if not self.gate.early_stop or group.task.fidelity:
+            return None
+        by_role: dict[str, list[str]] = {}
+        for cell in group.cells:
+            by_role.setdefault("candidate" if cell.role == "candidate" else "other", []).append(cell.address)
+        baseline = next(cell.address for cell in group.cells if cell.role == "baseline")
+        return Rule(self.gate, group.history, baseline, tuple(by_role.get("candidate", ())), tuple(by_role["other"]))
+
     def units(self) -> list[dict[str, Any]]:
         """The work, as plain data that can be sent to another process or machine; one unit for each engine load."""
         loads: dict[str, list[dict[str, Any]]] = {}
@@ -155,6 +179,7 @@ class Plan(Setup):
 
         joint = list({cell.address: row(cell) for cell in mine if cell.role != "noise"}.values())
         alone = [[row(cell)] for cell in mine if cell.role == "noise"]
+        rule = self._early_stop(group)
         return {
             "id": group.id,
             "task": group.task_config,
@@ -167,6 +192,7 @@ class Plan(Setup):
             "samples_set": group.samples_set,
             "n": group.n,
             "batches": [joint, *alone],
+            "early_stop": rule and rule.to_json(),
         }
 
 

@@ -51,6 +51,7 @@ class GateSchema:
     power: float = MISSING
     tasks: list[str] = field(default_factory=list)
     strict: bool = False
+    early_stop: bool = False
     control: Any = MISSING
     payoff: PayoffSchema = field(default_factory=PayoffSchema)
 

@@ -277,6 +277,18 @@ def betting_harm_p_value(d: ArrayLike, delta: float) -> float:
     return betting_p_value(-np.asarray(d, dtype=float), -delta)
 
 
+def betting_stop(d: ArrayLike, delta: float, alpha: float) -> int | None:
+    """Units after which the gambler against H0: mean of ``d`` <= -delta first had 1/alpha, and the mean so far agreed.
+
+    None if that never was. Valid however often one looks and whenever one stops: more units never take it back. Mirrored for
+    harm, as ``betting_stop(-d, -delta, alpha)``.
+    """
+    d = np.asarray(d, dtype=float)
+    rich = betting_log_wealth(d, delta) >= math.log(1 / alpha)
+    shown = np.flatnonzero(rich & (np.cumsum(d) > -delta * np.arange(1, len(d) + 1)))
+    return int(shown[0]) + 1 if len(shown) else None
+
+
 def betting_interval(d: ArrayLike, alpha: float, delta: float) -> Interval:
     """The means that betting does not reject at ``alpha`` on either side: coverage at least 1 - 2 * alpha.
 

@@ -235,6 +235,7 @@ class Gate:
     power: float = 0.8  # joint over the gating tasks
     tasks: tuple[str, ...] = ()  # gating tasks; empty means all that are not fidelity
     strict: bool = False  # exit code tells the decision
+    early_stop: bool = False  # a candidate is asked no more on a task on which it is shown harmful
 
     def problems(self) -> list[str]:
         """All rules this gate breaks, as one sentence each."""

@@ -91,6 +91,8 @@ class CellVerdict:
     failed: int  # candidate's answers that the model failed to give
     reasons: tuple[str, ...]
     fidelity: Mapping[str, float] | None
+    stopped_at: int | None = None  # units after which harm was shown, so that no more samples were asked
+    saved: int = 0  # samples that were not asked because of that
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,10 @@ def judge_cell(cell: CellInput, gate: Gate, gating_tasks: Collection[str]) -> Ce
 
     power = stats.power_per_task(gate.power, len(gating_tasks) if facts.gating else 1)
     if sorted_pairs.num_finished < cell.planned_n:
-        return _incomplete(facts, test, power, sorted_pairs.num_finished, cell.planned_n)
+        units = harm_shown(cell.pairs, gate)
+        if units is None:
+            return _incomplete(facts, test, power, sorted_pairs.num_finished, cell.planned_n)
+        return _stopped(cell, gate, facts, sorted_pairs, units)
     if void := _void_reasons(cell, gate, facts, sorted_pairs):
         return replace(facts, decision=Decision.VOID, reasons=tuple(void))
     return _decide(_with_test(facts, test, power), test, power, _remarks(cell, facts))
@@ -294,8 +299,7 @@ def deciding_test(cell: CellInput, used: Sequence[Pair]) -> DecidingTest:
         ValueError: A task that is not graded gave a score other than 0 or 1.
     """
     used = () if cell.fidelity else used  # teacher-forced samples have no score
-    baseline = [_right(p.baseline, p.baseline_state) for p in used]
-    candidate = [0.0 if _breaks(p) else _right(p.candidate, p.candidate_state) for p in used]
+    baseline, candidate = _sides(used)
     if is_clustered(cell):
         names = [_cluster(p) for p in used]
         return _BettingTest(stats.cluster_means(baseline, names), stats.cluster_means(candidate, names))
@@ -306,6 +310,13 @@ def deciding_test(cell: CellInput, used: Sequence[Pair]) -> DecidingTest:
     return _FlipTest(np.array(baseline), np.array(candidate))
 
 
+def _sides(used: Iterable[Pair]) -> tuple[list[float], list[float]]:
+    """Scores of baseline and candidate as they are tested."""
+    used = tuple(used)
+    baseline = [_right(p.baseline, p.baseline_state) for p in used]
+    return baseline, [0.0 if _breaks(p) else _right(p.candidate, p.candidate_state) for p in used]
+
+
 def is_clustered(cell: CellInput) -> bool:
     return len({_cluster(p) for p in cell.pairs}) < len(cell.pairs)
 
@@ -313,6 +324,66 @@ def is_clustered(cell: CellInput) -> bool:
 def _cluster(pair: Pair) -> tuple[str, str]:
     """The cluster's name, or the sample's own where it stands alone."""
     return ("cluster", pair.cluster) if pair.cluster else ("sample", pair.sample_id)
+
+
+# --- Early stop ---
+
+
+def harm_shown(pairs: Sequence[Pair], gate: Gate) -> int | None:
+    """Units, in their fixed order, after which betting had shown a loss beyond the margin; None if it has not, or the gate
+    does not stop early.
+
+    Betting is valid at any time, so this may be asked after every sample. Only whole units count, up to the first that is not:
+    which samples have finished may depend on what they say. A relative margin is the share of the baseline's score that each
+    unit may lose, so it needs no mean that is known at the end only.
+    """
+    if not gate.early_stop:
+        return None
+    units = _whole_units(pairs)
+    if gate.margin_kind == "relative":
+        return stats.betting_stop((1 - gate.margin) * units.baseline - units.candidate, 0.0, harm_level(gate))
+    return stats.betting_stop(-units.d, -gate.margin, harm_level(gate))
+
+
+def harm_level(gate: Gate) -> float:
+    """Of each of the two tests for harm, at one look."""
+    return gate.alpha / gate.looks / 2
+
+
+def _whole_units(pairs: Sequence[Pair]) -> _Units:
+    """The units before the first, in order, with a sample that has not finished on both sides."""
+    unfinished = {_cluster(pair) for pair in pairs if State.NOT_RUN in (pair.baseline_state, pair.candidate_state)}
+    whole: set[tuple[str, str]] = set()
+    for pair in pairs:
+        if _cluster(pair) in unfinished:
+            break
+        whole.add(_cluster(pair))
+    used = sort_pairs(pair for pair in pairs if _cluster(pair) in whole).used
+    clusters = [_cluster(pair) for pair in used]
+    baseline, candidate = (stats.cluster_means(side, clusters) for side in _sides(used))
+    return _Units(baseline, candidate)
+
+
+def _stopped(cell: CellInput, gate: Gate, facts: CellVerdict, sorted_pairs: SortedPairs, units: int) -> CellVerdict:
+    """NO-GO before the promised samples are in, unless the comparison is faulty. That the task sees harm is shown by itself."""
+    facts = replace(facts, stopped_at=units, saved=cell.planned_n - sorted_pairs.num_finished)
+    if void := _fault_reasons(cell, facts, sorted_pairs):
+        return replace(facts, decision=Decision.VOID, reasons=tuple(void))
+    kind = "samples" if facts.clusters is None else "clusters"
+    reason = (
+        f"Stopped early: after {units} {kind} a loss larger than the {points(facts.margin)} allowed is shown (betting, "
+        f"level {harm_level(gate):.2g}); the observed change is {points(facts.delta)} over {facts.n}. {facts.saved} of "
+        f"{cell.planned_n} samples were not asked."
+    )
+    low, high = stats.betting_interval(_whole_units(cell.pairs).d, facts.alpha, _known(facts.margin))
+    return replace(
+        facts,
+        decision=Decision.NO_GO,
+        test="betting, stopped early",
+        ci_low=low,
+        ci_high=high,
+        reasons=(reason, *_remarks(cell, facts)),
+    )
 
 
 # --- Facts, validity, decision ---
@@ -398,13 +469,18 @@ def reference_test(cell: CellInput, pairs: Sequence[Pair]) -> DecidingTest:
 
 def _void_reasons(cell: CellInput, gate: Gate, facts: CellVerdict, sorted_pairs: SortedPairs) -> list[str]:
     """Every reason why no conclusion can be drawn from this comparison, as one sentence each."""
+    unseen = check_control(reference_test(cell, cell.control), gate.alpha)
+    return [*_fault_reasons(cell, facts, sorted_pairs), *([unseen] if unseen else [])]
+
+
+def _fault_reasons(cell: CellInput, facts: CellVerdict, sorted_pairs: SortedPairs) -> list[str]:
+    """Every reason why this comparison is faulty, whether or not the task can see harm."""
     checks = (
         check_prompts(sorted_pairs),
         _check_acted(sorted_pairs),
         check_left_out(sorted_pairs),
         _check_headroom(facts, cell.chance),
         check_noise(reference_test(cell, cell.noise)),
-        check_control(reference_test(cell, cell.control), gate.alpha),
     )
     return [reason for reason in checks if reason]
 

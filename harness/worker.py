@@ -16,6 +16,7 @@ from typing import Any
 
 from harness import samples as sample_files
 from harness.calibration import text_of
+from harness.early import Harm, Rule
 from harness.engines.base import Answer, Ask, Engine, Row, Session
 from harness.history import Heard, in_order, link, waves
 from harness.make import make
@@ -69,19 +70,31 @@ def _run_group(
     heard = _heard(group["history"], samples, cells, store)
     asked = [sample for sample in in_order(samples, heard.before) if waiting[sample.id]]
     mode = {key: group[key] for key in ("compress", "prefill", "start", "seed")}
-    left = {sample: set(mine) for sample, mine in waiting.items()}
+    left: dict[str, set[str]] = {}
+    harm = _harm(group, samples, store)
     lost = 0  # samples in a row
 
     def keep(sample: Sample, answer: Answer) -> None:
         record = judged(task, sample, answer)
         store.cell(answer.cell).append([record])
         heard.note([record])
+        if harm:
+            harm.note([record])
         left[sample.id].discard(answer.cell)
         if not left[sample.id]:
             emit("answered", group=group["id"], sample=sample.id)
 
-    for wave in waves(asked, heard.before, 1 if unit.get("careful") else session.together):
+    size = session.together // len(cells) if harm else session.together  # rows that stop do so between two waves
+    for wave in waves(asked, heard.before, 1 if unit.get("careful") else max(1, size)):
+        if harm:
+            _stop(harm, group)
+            for sample in wave:
+                waiting[sample.id] = harm.asks(waiting[sample.id])
         for sample in wave:
+            left[sample.id] = set(waiting[sample.id])
+            if not left[sample.id]:
+                emit("answered", group=group["id"], sample=sample.id)  # by nobody: it need not be
+                continue
             emit("sample", group=group["id"], sample=sample.id, cells=sorted(waiting[sample.id]))
             for answer in heard.failures(sample, waiting[sample.id]):
                 keep(sample, answer)
@@ -102,6 +115,25 @@ def _run_group(
                     f"engine: {PATIENCE} samples in a row failed in every row, the last with {given[0].error}"
                 )
     emit("group", group=group["id"])
+
+
+def _harm(group: Mapping[str, Any], samples: Sequence[Sample], store: ResultStore) -> Harm | None:
+    """What is known of the harm that candidates do, where that may stop them."""
+    if not group["early_stop"]:
+        return None
+    rule = Rule.from_json(group["early_stop"])
+    harm, hashes = Harm(rule, samples), {sample.id: sample.hash for sample in samples}
+    for cell in dict.fromkeys((rule.baseline, *rule.candidates)):
+        harm.note(store.cell(cell).read(hashes)[0].values())
+    return harm
+
+
+def _stop(harm: Harm, group: Mapping[str, Any]) -> None:
+    """Look for candidates that need not be asked any more, and tell of each that was found."""
+    names = {row["cell"]: row["strategy"] for batch in group["batches"] for row in batch}
+    for cell, units in harm.look().items():
+        if cell in names:
+            emit("stopped", text=f"{group['id']}: {names[cell]} is stopped, harm is shown after {units} units")
 
 
 def _heard(history: str, samples: Sequence[Sample], cells: Sequence[str], store: ResultStore) -> Heard:

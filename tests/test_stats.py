@@ -472,3 +472,30 @@ def test_holm_is_that_of_statsmodels() -> None:
     multitest = pytest.importorskip("statsmodels.stats.multitest")
     p = [0.01, 0.04, 0.03, 0.005, 0.5, 0.9]
     assert stats.holm(p) == pytest.approx(multitest.multipletests(p, method="holm")[1])
+
+
+# --- Early stop ---
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.01, 0.05])
+def test_stopping_early_at_the_margin_errs_at_most_at_its_level(gain: float) -> None:
+    """True change of exactly minus the margin, looked at after every one of 1,000 units, at alpha / 2."""
+    margin, level = 0.05, 0.025
+    d = flips(1000, gain, gain + margin, seed=5, runs=2000)
+    assert np.mean([stats.betting_stop(-row, -margin, level) is not None for row in d]) <= level
+
+
+@pytest.mark.parametrize(("loss", "median"), [(0.10, 117), (0.20, 47), (0.40, 22)])
+def test_harm_stops_about_as_soon_as_the_reference_says(loss: float, median: int) -> None:
+    stops = [stats.betting_stop(-row, 0.0 - 0.01, 0.05) for row in flips(500, 0.01, loss, seed=3, runs=300)]
+    assert all(stop is not None for stop in stops)
+    assert np.median([stop for stop in stops if stop]) == pytest.approx(median, rel=0.1)
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 1.0]), max_size=60), st.integers(0, 60))
+def test_more_units_never_take_a_stop_back(d: list[float], cut: int) -> None:
+    stop = stats.betting_stop(d[:cut], 0.02, 0.1)
+    whole = stats.betting_stop(d, 0.02, 0.1)
+    assert whole == stop if stop is not None else whole is None or whole > min(cut, len(d))
+    if whole is not None:
+        assert stats.betting_p_value(d[:whole], 0.02) <= 0.1

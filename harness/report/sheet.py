@@ -25,6 +25,8 @@ CELL_FIELDS = (
         "looks",
         "left_out",
         "not_acted",
+        "stopped_at",
+        "saved",
     ),
     *("truncated", "failed", "failed_baseline", "degenerate_baseline", "degenerate", "at_limit_baseline", "at_limit"),
     *("output_tokens_baseline", "output_tokens", "thinking_cut_baseline", "thinking_cut", "family", "address"),

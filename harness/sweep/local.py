@@ -26,7 +26,7 @@ def execute(plan: Plan) -> list[str]:
             plan.store.note_ask(cell.ask)
     units = plan.units()
     parts = [(part, _cells(part)) for unit in units for part in unit["groups"]]
-    missing = {group.id: plan.missing(group) for group in plan.groups}
+    missing = {group.id: plan.to_run(group) for group in plan.groups}
     waiting = sum(len(set().union(*(missing[part["id"]][cell] for cell in cells))) for part, cells in parts)
     total = sum(part["n"] for part, _ in parts)
     with tqdm(total=total, initial=total - waiting, unit="sample", desc=plan.name, dynamic_ncols=True) as bar:
@@ -95,7 +95,7 @@ class _Watch:
         """Tell the next worker what is left, if anything is; samples that were given up are not tried again in this run."""
         for part in self.unit["groups"]:
             given_up = {s for (group, s), times in self.deaths.items() if group == part["id"] and times >= TRIES}
-            missing = self.plan.missing(self.groups[part["id"]])
+            missing = self.plan.to_run(self.groups[part["id"]])
             part["missing"] = {cell: sorted(missing[cell] - given_up) for cell in _cells(part)}
         return any(ids for part in self.unit["groups"] for ids in part["missing"].values())
 
@@ -124,6 +124,8 @@ class _Watch:
             self.current.pop((event["group"], event["sample"]), None)
             self.in_a_row = 0
             self.bar.update()
+        elif kind == "stopped":
+            self.bar.write(event["text"])
         elif kind == "group":
             self._print_cells(event["group"])
         return bool(kind == "done")
