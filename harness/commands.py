@@ -22,42 +22,59 @@ from harness.types import BadInput, Gate, strangers
 
 def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
     """Plan, execute what is missing, judge, report. Returns the exit code."""
-    from harness import difficulty, kernels
+    from harness import difficulty
     from harness.dry_run import describe
     from harness.plan import plan
-    from harness.sweep import local
+    from harness.sweep.kinds import sweep_of
 
+    sweep = sweep_of(jobs)
+    asked, jobs = jobs, sweep.expanded(jobs)
     searches = difficulty.searches(jobs)
     if jobs[0].config["dry_run"]:
-        print(*searches, describe(plan(difficulty.plain(jobs))), sep="\n")
+        planned = plan(difficulty.plain(jobs))
+        print(*searches, *sweep.told(planned, asked), describe(planned), sep="\n")
         return 0
     settings = [difficulty.find(search) for search in searches]
     print(*settings, sep="\n", end="\n" * bool(settings))
-    jobs = difficulty.settled(jobs, settings)
-    planned = plan(jobs)
-    for group in planned.groups:
-        for cell in group.cells:
-            for damage in planned.store.cell(cell.address).repair():
-                print(f"{damage}; moved aside, that sample runs again")
-    folder = planned.store.run(planned.name)
-    configs = [{"overrides": list(job.overrides), "config": dict(job.config)} for job in jobs]
-    write_atomic(folder / "config.yaml", yaml.safe_dump(configs, sort_keys=False, allow_unicode=True))
-    manifest = manifests.make_manifest(planned, command, notes=list(map(str, settings)))
-    manifest["privacy"] = jobs[0].config["privacy"]
-    manifests.save(manifest, folder)
-    lost = local.execute(planned)
-    if controlled := kernels.with_controls(planned):
-        manifest["groups"] = manifests.make_manifest(controlled, command)["groups"]
-        if note := kernels.run(controlled):
-            manifest["notes"].append(note)
-    manifest["lost"] = lost
-    manifests.save(manifest, folder)
-    verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare)
-    print(reports.text_table(verdict))
-    print(f"report: {folder / 'report.html'}")
-    if lost:
-        raise BadInput(*lost)
-    return strict_exit(verdict) if planned.gate.strict else 0
+    outcome = sweep.run(difficulty.settled(jobs, settings), asked, _carrying_out(command, list(map(str, settings))))
+    print(reports.text_table(outcome.verdict))
+    print(f"report: {outcome.folder / 'report.html'}")
+    if outcome.lost:
+        raise BadInput(*outcome.lost)
+    return strict_exit(outcome.verdict) if outcome.gate.strict else 0
+
+
+def _carrying_out(command: Sequence[str], settings: Sequence[str]) -> Any:
+    """How a sweep has jobs carried out. ``settings`` were found beforehand, and go into every report."""
+    from harness import kernels
+    from harness.plan import plan
+    from harness.sweep import local
+    from harness.sweep.kinds import Outcome
+
+    def carry_out(jobs: Sequence[Any], *, notes: Sequence[str] = (), facts: Any = lambda plan: {}) -> Outcome:
+        planned = plan(jobs)
+        known = facts(planned)
+        for group in planned.groups:
+            for cell in group.cells:
+                for damage in planned.store.cell(cell.address).repair():
+                    print(f"{damage}; moved aside, that sample runs again")
+        folder = planned.store.run(planned.name)
+        configs = [{"overrides": list(job.overrides), "config": dict(job.config)} for job in jobs]
+        write_atomic(folder / "config.yaml", yaml.safe_dump(configs, sort_keys=False, allow_unicode=True))
+        manifest = {**manifests.make_manifest(planned, command, notes=[*settings, *notes]), **known}
+        manifest["privacy"] = jobs[0].config["privacy"]
+        manifests.save(manifest, folder)
+        lost = local.execute(planned)
+        if controlled := kernels.with_controls(planned):
+            manifest["groups"] = manifests.make_manifest(controlled, command)["groups"]
+            if note := kernels.run(controlled):
+                manifest["notes"].append(note)
+        manifest["lost"] = lost
+        manifests.save(manifest, folder)
+        verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare)
+        return Outcome(folder, verdict, planned.gate, lost)
+
+    return carry_out
 
 
 def report(config: Mapping[str, Any]) -> int:

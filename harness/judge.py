@@ -126,7 +126,7 @@ def judge(
             cells.append((judged, _cell_json(judged, inside, group, cell, manifest["model"])))
         pairs += _comparison_inputs(group, compared, looks)
     notes += _stop_notes([judged for judged, _ in cells])
-    strategies = _strategies([judged for judged, _ in cells], groups, gate)
+    strategies, ladders = _strategies([judged for judged, _ in cells], groups, manifest, gate)
     verdict = {
         "schema": SCHEMA,
         "name": manifest["name"],
@@ -141,6 +141,7 @@ def judge(
         "git": manifest["git"],
         "python": manifest["engine"]["versions"]["python"],
         "strategies": strategies,
+        "ladders": ladders,
         "cells": [facts for _, facts in cells],
         "pass_at_k": [facts for group in groups for facts in _pass_at_k(group, manifest)],
         "comparisons": [asdict(comparison) for comparison in compare(pairs)],
@@ -379,26 +380,31 @@ def _at_limit(cell: CellRecords) -> int:
     return sum(record.response is not None and record.response.finish == "length" for record in cell.records.values())
 
 
-def _strategies(cells: Sequence[CellVerdict], groups: Sequence[GroupRecords], gate: Gate) -> list[dict[str, Any]]:
+def _strategies(
+    cells: Sequence[CellVerdict], groups: Sequence[GroupRecords], manifest: Mapping[str, Any], gate: Gate
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The strategies' own verdicts, and the ladders that they are rungs of."""
     planned = {c.planned["strategy"]: c.planned for g in groups for c in g.cells if c.planned["role"] == "candidate"}
     verdicts = {name: judge_strategy([cell for cell in cells if cell.strategy == name]) for name in planned}
-    ladders = _ladders(planned)
+    ladders = [Ladder(**ladder) for ladder in manifest.get("ladders", ())] or _budgets(planned)
     rungs = {
-        key: [(keep, verdicts[name].p_value if verdicts[name].decision is Decision.GO else None) for keep, name in rows]
-        for key, rows in ladders.items()
+        str(key): [
+            (at, verdicts[name].p_value if verdicts[name].decision is Decision.GO else None)
+            for at, (_, name) in enumerate(ladder.rungs)
+        ]
+        for key, ladder in enumerate(ladders)
     }
     certified = judge_ladders(rungs, gate.alpha / gate.looks)
+    found = [_ladder_json(ladder, certified[str(key)], planned) for key, ladder in enumerate(ladders)]
     rung_of = {
-        name: {
-            "policy": re.sub(r" keep(_tokens)?=\S+", "", planned[name]["describe"]),
-            "keep": keep,
-            "certified": certified[key] is not None and keep >= certified[key],  # type: ignore[operator]
-            "smallest_certified": certified[key],
+        rung["strategy"]: {
+            **{key: ladder[key] for key in ("policy", "option", "smallest_certified")},
+            **{key: rung[key] for key in ("value", "certified")},
         }
-        for key, rows in ladders.items()
-        for keep, name in rows
+        for ladder in found
+        for rung in ladder["rungs"]
     }
-    return [
+    strategies = [
         {
             "name": name,
             "decision": verdict.decision,
@@ -408,11 +414,35 @@ def _strategies(cells: Sequence[CellVerdict], groups: Sequence[GroupRecords], ga
         }
         for name, verdict in verdicts.items()
     ]
+    return strategies, found
 
 
-def _ladders(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[float, str]]]:
-    """Strategies that differ in their budget alone, from mild to harsh, by what they share."""
-    alike: dict[str, list[tuple[float, str]]] = {}
+@dataclass(frozen=True)
+class Ladder:
+    """Strategies that differ in the value of one option alone, as (value, strategy) from mild to harsh."""
+
+    option: str  # strategy.evict.keep
+    rungs: Sequence[tuple[Any, str]]
+
+
+def _ladder_json(ladder: Ladder, last: float | None, planned: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A ladder with what is certified on it: all rungs up to place ``last``, none if that is None."""
+    option = ladder.option.rsplit(".", 1)[-1]
+    _, mildest = ladder.rungs[0]
+    return {
+        "policy": re.sub(rf" {option}=\S+", "", planned[mildest]["describe"]),
+        "option": option,
+        "smallest_certified": None if last is None else ladder.rungs[int(last)][0],
+        "rungs": [
+            {"value": value, "strategy": name, "certified": last is not None and at <= last}
+            for at, (value, name) in enumerate(ladder.rungs)
+        ],
+    }
+
+
+def _budgets(planned: Mapping[str, Mapping[str, Any]]) -> list[Ladder]:
+    """The ladders that nobody named: strategies of a grid that differ in their budget alone."""
+    alike: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for name, cell in planned.items():
         evict = cell["stack"].get("evict")
         if not evict:
@@ -422,9 +452,13 @@ def _ladders(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[f
         if not any(budgets.values()):  # a policy made of others has budgets inside
             continue
         kind = "keep" if budgets["keep"] is not None else "keep_tokens"
-        key = canonical([{**cell["stack"], "evict": {**evict, "options": options}}, kind])
-        alike.setdefault(key, []).append((float(budgets[kind]), name))
-    return {key: sorted(rows, reverse=True) for key, rows in alike.items() if len(rows) > 1}
+        key = canonical({**cell["stack"], "evict": {**evict, "options": options}})
+        alike.setdefault((kind, key), []).append((float(budgets[kind]), name))
+    return [
+        Ladder(f"strategy.evict.{kind}", sorted(rows, reverse=True))
+        for (kind, _), rows in alike.items()
+        if len(rows) > 1
+    ]
 
 
 def _stop_notes(cells: Sequence[CellVerdict]) -> list[str]:

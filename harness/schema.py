@@ -79,6 +79,8 @@ class RunSchema:
     strategy: Any = MISSING
     task: Any = MISSING
     gate: GateSchema = field(default_factory=GateSchema)
+    sweep: Any = None
+    keep: Any = None
     compare: list[str] = field(default_factory=list)
     n: int = MISSING
     seed: int = MISSING

@@ -371,7 +371,7 @@ def test_ladders_of_one_policy_stand_beside_each_other(kvgate: Kvgate) -> None:
     ladders = [
         s["ladder"] for s in json.loads((kvgate.results / "runs" / "r" / "verdict.json").read_text())["strategies"]
     ]
-    assert len({ladder["policy"] for ladder in ladders}) == 2 and [x["keep"] for x in ladders] == [0.5, 0.25] * 2
+    assert len({ladder["policy"] for ladder in ladders}) == 2 and [x["value"] for x in ladders] == [0.5, 0.25] * 2
 
 
 def test_the_promise_before_the_first_look_is_held(kvgate: Kvgate) -> None:

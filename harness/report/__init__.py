@@ -46,6 +46,7 @@ def write(folder: Place, verdict: Mapping[str, Any], records: pd.DataFrame) -> l
         "comparisons.csv": sheet.comparisons(verdict),
         "families.csv": sheet.families_sheet(verdict),
         "routing.csv": sheet.routing(verdict),
+        "ladders.csv": sheet.ladders_sheet(verdict),
     }
     files |= {name: encode(text) for name, text in some.items() if text}
     results = [f"lm_eval/{path.parent.name}/{path.name}" for path in folder.glob("lm_eval/*/results_*.json")]

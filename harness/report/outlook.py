@@ -32,6 +32,7 @@ class Outlook:
         self.generation = generation_of(verdict)
         self.cells: list[Cell] = list(verdict.get("cells") or ())
         self.comparisons: list[Mapping[str, Any]] = list(verdict.get("comparisons") or ())
+        self.ladders: list[Mapping[str, Any]] = list(verdict.get("ladders") or ())
         self.columns: list[tuple[str, str]] = list(dict.fromkeys((cell["task"], cell["mode"]) for cell in self.cells))
         self._at = {(cell["strategy"], cell["task"], cell["mode"]): cell for cell in self.cells}
         self.strategies: list[Mapping[str, Any]] = sorted(verdict.get("strategies") or (), key=self._rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.report.format import MINUS, count, general, missing, percent, signed
+from harness.report.format import MINUS, count, general, missing, percent, plain, signed
 from harness.report.outlook import Cell, Outlook, at
 from harness.types import Decision
 
@@ -56,7 +56,7 @@ def ladder(strategy: Mapping[str, Any]) -> str:
     if not step:
         return ""
     certified = "certified" if step.get("certified") else "not certified"
-    return f"ladder {step.get('policy')}, keep {general(step.get('keep'))}: {certified}"
+    return f"ladder {step.get('policy')}, {step.get('option')} {plain(step.get('value'))}: {certified}"
 
 
 def memory_quoted(outlook: Outlook) -> str:

@@ -1,4 +1,4 @@
-"""The tables of a report as CSV, safe to open in a spreadsheet: cells, pairs of candidates, families of tasks, routes."""
+"""The tables of a report as CSV, safe to open in a spreadsheet: cells, pairs of candidates, families, routes, ladders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from harness.report import families
+from harness.report import families, ladders
 from harness.report.format import missing
 from harness.report.outlook import Outlook, fraction
 
@@ -75,6 +75,13 @@ def routing(verdict: Mapping[str, Any]) -> str:
     return _csv(rows[0], rows) if rows else ""
 
 
+def ladders_sheet(verdict: Mapping[str, Any]) -> str:
+    """The points of the ladders' curves as CSV text; empty if there is no ladder."""
+    outlook = Outlook(verdict)
+    rows = [{**_run(outlook), **row} for row in ladders.rows(outlook)]
+    return _csv(rows[0], rows) if rows else ""
+
+
 def _csv(header: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -106,7 +113,8 @@ def _row(outlook: Outlook, strategy: Mapping[str, Any], cell: Mapping[str, Any])
         "stack": strategy.get("stack"),
         "strategy_decision": strategy.get("decision"),
         "ladder_policy": ladder.get("policy"),
-        "ladder_keep": ladder.get("keep"),
+        "ladder_option": ladder.get("option"),
+        "ladder_value": ladder.get("value"),
         "ladder_certified": ladder.get("certified"),
         **{name: cell.get(name) for name in CELL_FIELDS},
         "reasons": "; ".join(cell.get("reasons") or ()),

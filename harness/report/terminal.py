@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.report import families, sentences
+from harness.report import families, ladders, sentences
 from harness.report.format import MINUS, general, interval, number, percent, plain, shorten, signed
 from harness.report.outlook import Cell, Outlook
 from harness.report.tables import Table
@@ -145,7 +145,8 @@ def _footer(outlook: Outlook, width: int) -> list[str]:
         f"delta [CI] = strategy - full; KV share of the full cache, formula at "
         f"{outlook.deploy_dtype}. Holds for this model and these tasks; speed was not measured."
     )
-    return ["\n".join(part) for part in (why, notes, [wrap.fill(safe_line(legend))]) if part]
+    certified = [wrap.fill(safe_line(f"{sentence}.")) for sentence in ladders.told(outlook)]
+    return ["\n".join(part) for part in (certified, why, notes, [wrap.fill(safe_line(legend))]) if part]
 
 
 def safe_line(text: str) -> str:

@@ -253,7 +253,7 @@ def _strategy(name: str, stack: str, cells: list[dict[str, Any]]) -> dict[str, A
     decisions = {cell["decision"] for cell in own}
     worst = next(kind for kind in ("NO-GO", "VOID", "INCONCLUSIVE", "GO") if kind in decisions)
     reasons = [f"{c['task']}: {r}" for c in own if c["decision"] == worst for r in c["reasons"]]
-    ladder = {"policy": "snapkv", "keep": 0.5 if "50" in name else 0.25, "certified": worst == "GO"}
+    ladder = {"policy": "snapkv", "option": "keep", "value": 0.5 if "50" in name else 0.25, "certified": worst == "GO"}
     return {
         "name": name,
         "decision": worst,
