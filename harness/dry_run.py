@@ -24,9 +24,10 @@ def describe(plan: Plan) -> str:
 def _group(plan: Plan, group: Group) -> list[str]:
     missing = plan.missing(group)
     prompt = [plan.facts.tokenizer.prompt_tokens(sample) for sample in group.samples]
-    todo = set().union(*missing.values())
+    wanted = plan.to_run(group)
+    todo = set().union(*wanted.values())
     prefill = sum(tokens for sample, tokens in zip(group.samples, prompt, strict=True) if sample.id in todo)
-    rows = sum(len(ids) for ids in missing.values())
+    rows = sum(len(ids) for ids in wanted.values())
     answer = max(plan.facts.tokenizer.new_tokens(sample) for sample in group.samples)
     more = " and one for each history that differs" if group.history == "own" else ""
     lines = [
@@ -36,7 +37,11 @@ def _group(plan: Plan, group: Group) -> list[str]:
     ]
     for cell in group.cells:
         done = group.n - len(missing[cell.address])
-        lines.append(f"  {cell.role:9} {cell.strategy:28} {done} of {group.n} in the store  {cell.stack.describe()}")
+        spared = (
+            ", the rest is spared by an early stop" if len(wanted[cell.address]) < len(missing[cell.address]) else ""
+        )
+        where = f"{done} of {group.n} in the store{spared}"
+        lines.append(f"  {cell.role:9} {cell.strategy:28} {where}  {cell.stack.describe()}")
     if not group.task.fidelity:
         lines.append(f"  {_decidable(plan, group)}")
     return lines

@@ -137,13 +137,14 @@ class Plan(Setup):
 
     def _early_stop(self, group: Group) -> Rule | None:
         """What stops candidates of a group early; None where nothing does."""
-        if not self.gate.early_stop or group.task.fidelity:
-            return None
         by_role: dict[str, list[str]] = {}
         for cell in group.cells:
-            by_role.setdefault("candidate" if cell.role == "candidate" else "other", []).append(cell.address)
-        baseline = next(cell.address for cell in group.cells if cell.role == "baseline")
-        return Rule(self.gate, group.history, baseline, tuple(by_role.get("candidate", ())), tuple(by_role["other"]))
+            by_role.setdefault(cell.role, []).append(cell.address)
+        candidates, baseline = by_role.pop("candidate", []), by_role.get("baseline")
+        if not (self.gate.early_stop and candidates and baseline) or group.task.fidelity:
+            return None
+        kept = tuple(address for mine in by_role.values() for address in mine)
+        return Rule(self.gate, group.history, baseline[0], tuple(candidates), kept)
 
     def units(self) -> list[dict[str, Any]]:
         """The work, as plain data that can be sent to another process or machine; one unit for each engine load."""

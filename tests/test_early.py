@@ -123,17 +123,19 @@ def known(kvgate: Kvgate, own: Own, tmp_path: Path):
     first = Kvgate(tmp_path / "first", kvgate.model, kvgate.capsys, kvgate.patch)
     file = tmp_path / "texts.json"
 
-    def run(*words: str, right: Sequence[str] = (), n: int = 40):
+    def run(*words: str, right: Sequence[str] = (), seeds: Sequence[int] = (0,), n: int = 20):
         if not file.exists():
             strategies = ",".join(["window", *right])
-            assert first.run("-m", f"strategy={strategies}", f"n={n}").code == 0
+            grid = (f"strategy={strategies}", f"seed={','.join(map(str, seeds))}", f"n={n}")
+            assert first.run("-m", *grid).code == 0
             manifest = json.loads((first.results / "runs" / "r" / "run.json").read_text())
-            cells = [cell for cell in manifest["groups"][0]["cells"] if cell["strategy"] in ("full", *right)]
+            everyone = [cell for group in manifest["groups"] for cell in group["cells"]]
+            cells = [cell for cell in everyone if cell["strategy"] in ("full", *right)]
             store = ResultStore(first.results)
             records = [r for cell in cells for r in store.cell(cell["address"]).read()[0].values()]
             file.write_text(json.dumps([r.response.text for r in records]))
         task = ("task._target_=known.Known", f"+task.file={file}")
-        return kvgate.run(*words, *task, f"n={n}", "gate.margin=0.3")
+        return kvgate.run(*words, *task, f"n={n}", "gate.margin=0.2", "gate.looks=1")
 
     return run
 
@@ -157,23 +159,23 @@ def test_a_harmful_row_is_dropped_and_a_harmless_one_goes_on(known, kvgate: Kvga
     manifest, verdict = load(kvgate)
     cells = {cell["strategy"]: cell for cell in verdict["cells"]}
     window = cells["window"]
-    assert window["decision"] == "NO-GO" and 0 < window["stopped_at"] <= window["n"] < 40
-    assert window["saved"] == 40 - window["n"] and "Stopped early" in window["reasons"][0]
-    assert cells["dynamic"]["decision"] == "GO" and cells["dynamic"]["n"] == 40
+    assert window["decision"] == "NO-GO" and 0 < window["stopped_at"] <= window["n"] < 20
+    assert window["saved"] == 20 - window["n"] and "Stopped early" in window["reasons"][0]
+    assert cells["dynamic"]["decision"] == "GO" and cells["dynamic"]["n"] == 20
     assert any(
         "1 of 2 cells stopped early" in note and f"{window['saved']} answers" in note for note in verdict["notes"]
     )
     counted = answers(kvgate)
     by_strategy = {(c["role"], c["strategy"]): counted[c["address"]] for c in manifest["groups"][0]["cells"]}
     assert by_strategy["candidate", "window"] == window["n"]
-    assert all(n == 40 for key, n in by_strategy.items() if key != ("candidate", "window"))
+    assert all(n == 20 for key, n in by_strategy.items() if key != ("candidate", "window"))
     marks = {path.parent.name for path in kvgate.results.glob("cells/*/finished-*")}
     assert marks == set(counted) - {window["address"]}  # a stopped cell is never marked as finished
 
     assert known(*words).code == 0  # nothing is asked again, and nothing changes
     assert answers(kvgate) == counted and load(kvgate)[1]["cells"] == verdict["cells"]
     assert known(*words, "gate.early_stop=false").code == 0  # completed, it is judged as any other
-    assert set(answers(kvgate).values()) == {40}
+    assert set(answers(kvgate).values()) == {20}
     whole = {cell["strategy"]: cell for cell in load(kvgate)[1]["cells"]}["window"]
     assert whole["decision"] == "NO-GO" and whole["stopped_at"] is None and whole["saved"] == 0
 
@@ -181,16 +183,18 @@ def test_a_harmful_row_is_dropped_and_a_harmless_one_goes_on(known, kvgate: Kvga
 def test_when_all_candidates_have_stopped_nobody_is_asked_any_more(known, kvgate: Kvgate) -> None:
     assert known("strategy=window", "gate.early_stop=true", "engine.rows=20").code == 0
     counted = answers(kvgate)
-    assert len(set(counted.values())) == 1 and max(counted.values()) < 40
+    assert len(set(counted.values())) == 1 and max(counted.values()) < 20
     before = load(kvgate)[1]["cells"][0]
     assert before["decision"] == "NO-GO"
     rows = (kvgate.results / "runs" / "r" / "report.md").read_text()
     assert "not asked" in rows and "run again to complete" not in rows
+    said = known("strategy=window", "gate.early_stop=true", "dry_run=true")
+    assert "work: 0 prefills" in said.out and said.out.count("the rest is spared by an early stop") == 4
     assert known("strategy=window", "gate.early_stop=true").code == 0
     assert answers(kvgate) == counted
     # another candidate brings the group to life again
     assert known("-m", "strategy=window,dynamic", "gate.early_stop=true").code == 0
-    assert sorted(answers(kvgate).values()) == sorted([before["n"], 40, 40, 40, 40])
+    assert sorted(answers(kvgate).values()) == sorted([before["n"], 20, 20, 20, 20])
 
 
 def test_a_milder_gate_afterwards_does_not_inherit_the_stop(known, kvgate: Kvgate) -> None:
@@ -203,4 +207,19 @@ def test_a_milder_gate_afterwards_does_not_inherit_the_stop(known, kvgate: Kvgat
 def test_a_candidate_that_is_the_control_is_asked_to_the_end(known, kvgate: Kvgate) -> None:
     words = ("strategy=random", "strategy.evict.keep=0.1", "gate.early_stop=true", "engine.rows=20")
     assert known(*words).code == 0
-    assert set(answers(kvgate).values()) == {40}
+    assert set(answers(kvgate).values()) == {20}
+
+
+def test_the_baseline_alone_is_asked_to_the_end(kvgate: Kvgate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As calibration of difficulty asks it: there is nobody to stop, and so nobody has been stopped."""
+    from harness import difficulty
+    from harness.plan import baseline_alone, plan
+
+    handed: list[Any] = []
+    monkeypatch.setattr("harness.commands.run", lambda jobs, command: handed.extend(jobs) or 0)
+    assert kvgate.run("strategy=window", "gate.early_stop=true").code == 0
+    (job,) = difficulty.plain(handed)
+    alone = baseline_alone(plan([job]), job)
+    (group,) = alone.groups
+    assert [len(ids) for ids in alone.to_run(group).values()] == [3]
+    assert alone.units()[0]["groups"][0]["early_stop"] is None
