@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ kvgate: may this KV-cache setting be switched on, for this model and these tasks
   kvgate bench  measure what they pay: speed, latency and memory of the same settings, in alternation
   kvgate plan   will it fit, what must move, which layers in which order: arithmetic, before anyone rents a device
   kvgate report rebuild a run's verdict and report from stored cells, also with another margin
+  kvgate watch  a run that goes on in another shell or on a cluster: how far it is, the verdicts so far
   kvgate doctor what is installed, and which layer works on which engine
 
   kvgate COMMAND --help    choices, values and examples
@@ -35,6 +36,7 @@ kvgate: may this KV-cache setting be switched on, for this model and these tasks
 # what the sub-command came to; Hydra drops return values, and adds words of its own to exceptions
 exit_code = 0
 problems: list[str] = []
+ran: Mapping[str, Any] = {}  # the configuration of its first job, as it was resolved
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def _refusals() -> Iterator[None]:
 
 def run_jobs(composed: Sequence[tuple[DictConfig, Sequence[str]]], command: str = "run") -> None:
     """Carry out all points of a grid as one job of ``kvgate run``, ``kvgate bench`` or ``kvgate plan``."""
-    global exit_code
+    global exit_code, ran
     from harness.plan import Job
 
     if command == "bench":
@@ -65,6 +67,7 @@ def run_jobs(composed: Sequence[tuple[DictConfig, Sequence[str]]], command: str 
 
     with _refusals():
         jobs = [Job(schema.plain(config), overrides) for config, overrides in composed]
+        ran = jobs[0].config
         exit_code = carry_out(jobs, [f"kvgate {command}", *sys.argv[1:]])
 
 
@@ -92,6 +95,15 @@ def report(config: DictConfig) -> None:
         exit_code = commands.report(schema.plain(config))
 
 
+@hydra.main(version_base="1.3", config_path=CONF, config_name="watch")
+def watch(config: DictConfig) -> None:
+    global exit_code
+    from harness import live
+
+    with _refusals():
+        exit_code = live.watch(schema.plain(config))
+
+
 @hydra.main(version_base="1.3", config_path=CONF, config_name="doctor")
 def doctor(config: DictConfig) -> None:
     from harness import doctor as doctors
@@ -103,8 +115,15 @@ def doctor(config: DictConfig) -> None:
         print(json.dumps(facts, indent=1) if config.format == "json" else doctors.doctor_text(facts))
 
 
-COMMANDS: dict[str, Callable[[], Any]] = {"run": run, "bench": bench, "plan": plan, "report": report, "doctor": doctor}
-BARE_WORDS = {"report": "run", "plan": "show"}  # a bare word of this command is this key's value
+COMMANDS: dict[str, Callable[[], Any]] = {
+    "run": run,
+    "bench": bench,
+    "plan": plan,
+    "report": report,
+    "watch": watch,
+    "doctor": doctor,
+}
+BARE_WORDS = {"report": "run", "watch": "run", "plan": "show"}  # a bare word of this command is this key's value
 VALUED = ("--config-dir", "-cd", "--config-path", "-cp", "--cfg", "-c", "--info", "-i")  # Hydra's; a value follows
 LISTS = ("compare", "show", "trace.policies")  # commas in these values part the names of a list, and never make a sweep
 QUOTES = ("'", '"')

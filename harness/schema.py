@@ -181,6 +181,14 @@ class ReportSchema:
 
 
 @dataclass
+class WatchSchema:
+    run: str = MISSING
+    results_dir: str = MISSING
+    every_s: float = MISSING
+    once: bool = False
+
+
+@dataclass
 class DoctorSchema:
     format: str = MISSING
 
@@ -192,6 +200,7 @@ def register() -> None:
     store.store(name="base_bench", node=BenchSchema)
     store.store(name="base_plan", node=PlanSchema)
     store.store(name="base_report", node=ReportSchema)
+    store.store(name="base_watch", node=WatchSchema)
     store.store(name="base_doctor", node=DoctorSchema)
     OmegaConf.register_new_resolver("scratch", _scratch, use_cache=True, replace=True)
 

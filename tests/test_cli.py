@@ -175,7 +175,7 @@ def test_a_results_folder_that_cannot_be_written_is_named(
 
 def test_the_first_word_must_be_a_command(kvgate: Kvgate) -> None:
     said = kvgate("-m", "strategy=fp8")
-    assert said.code == 2 and "run, bench, report, doctor" in said.err
+    assert said.code == 2 and "run, bench, plan, report, watch, doctor" in said.err
     assert kvgate("--help").code == 0
 
 
