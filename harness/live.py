@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -134,19 +134,19 @@ def _ended(folder: Path, manifest: Mapping[str, Any]) -> bool:
 # --- Showing ---
 
 
-def _screens(every_s: float) -> Iterator[None]:
+def _screens(every_s: float) -> Generator[None, View, None]:
     """Draws each view that it is sent over the one before."""
     pace = _Pace()
     while True:
-        view: View = yield  # type: ignore[misc,assignment]
+        view = yield
         print(f"{CLEAR}{_head(view, pace)}\n\n{_table(view.lines)}\n\n{_foot(view, every_s)}", flush=True)
 
 
-def _plain_lines() -> Iterator[None]:
+def _plain_lines() -> Generator[None, View, None]:
     """Prints a line where something moved, and one for each verdict that is new."""
     pace, said = _Pace(), set[str]()
     while True:
-        view: View = yield  # type: ignore[misc,assignment]
+        view = yield
         lines = [_head(view, pace), *(safe_line(str(line)) for line in view.lines if line.decision)]
         for line in (line for line in lines if line not in said):
             print(line, flush=True)

@@ -80,6 +80,12 @@ REFUSED = {
         "sweep.option must be an option of the strategy, such as strategy.evict.keep, got 'task.lengths'",
     ),
     "budgets without a ladder": (["strategy=window", "keep=[0.5,0.25]"], "keep must be left out without sweep=ladder"),
+    "budgets named twice": (
+        ["sweep=ladder", "strategy=window", "keep=[0.5,0.25]", "sweep.values=[0.5,0.1]"],
+        "and beside sweep.values, got [0.5, 0.25]",
+    ),
+    "two kinds": (["-m", "sweep=ladder,none", "strategy=window"], "sweep: one run is one sweep"),
+    "budgets of the full cache": (["sweep=ladder", "strategy=full", "keep=[0.5,0.25]"], "full has no strategy.evict.keep"),
     "a budget that is none": (["sweep=ladder", "strategy=window", "keep=[0.5,-1]"], "keep must be in (0, 1]", "-1"),
     "no such sweep": (["sweep=stairs", "strategy=window"], "stairs"),
 }  # fmt: skip

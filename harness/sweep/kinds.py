@@ -74,6 +74,8 @@ def sweep_of(jobs: Sequence[Job]) -> Sweep:
     (config,) = asked.values()
     sweep: Sweep = make(config, "sweep")
     budgets = [job.config["keep"] for job in jobs if job.config["keep"] is not None]
-    if budgets and "values" not in config:
-        raise BadInput(f"keep must be left out without sweep=ladder, whose budgets it names, got {budgets[0]}")
+    if budgets and config.get("values") != budgets[0]:
+        raise BadInput(
+            f"keep must be left out without sweep=ladder, whose budgets it names, and beside sweep.values, got {budgets[0]}"
+        )
     return sweep
