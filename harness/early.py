@@ -41,22 +41,28 @@ class Harm:
     def __init__(self, rule: Rule, samples: Sequence[Sample]) -> None:
         self.rule, self.samples = rule, samples
         self.stopped: dict[str, int] = {}  # by address, after how many units
+        self._at = {sample.id: at for at, sample in enumerate(samples)}
         self._records: dict[str, dict[str, Record]] = defaultdict(dict)
+        self._new: set[int] = set()  # places of samples with records that no pair has yet
+        watched = [cell for cell in rule.candidates if cell not in rule.kept]
+        self._pairs = {cell: list(pair_up(samples, {}, {}, rule.history)) for cell in watched}
 
     def note(self, records: Iterable[Record]) -> None:
         for record in records:
             self._records[record.cell][record.sample_id] = record
+            self._new.add(self._at[record.sample_id])
 
     def look(self) -> dict[str, int]:
         """The candidates that are newly shown harmful, and after how many units each was."""
-        baseline = self._records[self.rule.baseline]
+        new = [self.samples[at] for at in self._new]
         found = {}
-        for cell in self.rule.candidates:
-            if cell in self.stopped or cell in self.rule.kept:
-                continue
-            pairs = pair_up(self.samples, baseline, self._records[cell], self.rule.history)
+        for cell in [cell for cell in self._pairs if cell not in self.stopped]:
+            pairs = self._pairs[cell]
+            for pair in pair_up(new, self._records[self.rule.baseline], self._records[cell], self.rule.history):
+                pairs[self._at[pair.sample_id]] = pair
             if (units := harm_shown(pairs, self.rule.gate)) is not None:
                 found[cell] = units
+        self._new.clear()
         self.stopped |= found
         return found
 

@@ -6,14 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.early import Harm, Rule
+from harness.pairs import pair_up
 from harness.store import ResultStore
-from harness.types import Decision, Gate, State
+from harness.types import Decision, Gate, Record, Response, Sample, State
 from harness.verdict import harm_shown
 from tests.cli import Kvgate, Own
 from tests.test_verdict import flip_pairs, judge, make_pairs
@@ -95,6 +98,48 @@ def test_what_is_shown_stays_shown(scores: list[tuple[float, float]], data: st.D
     gate = replace(EARLY, margin=0.1)
     before, after = harm_shown(unfinished(pairs, cut), gate), harm_shown(pairs, gate)
     assert before is None or before == after
+
+
+# --- The candidates of a group ---
+
+SAMPLES = [
+    Sample(f"s{at}", "text", "question", ("a",), 8, cluster=f"c{at // 2}" if at < 10 else "") for at in range(40)
+]
+
+
+def record(cell: str, sample: Sample, score: float) -> Record:
+    return Record(cell, sample.id, sample.hash, "p", State.SCORED, score=score, response=Response("a", (1,), "stop"))
+
+
+@given(st.randoms(use_true_random=False), st.lists(st.booleans(), min_size=40, max_size=40))
+def test_planner_worker_and_judge_come_to_the_same(chance: Random, right: list[bool]) -> None:
+    """Whether records come one by one in any order, or all at once, and read back from JSON too."""
+    rule = Rule.from_json(
+        json.loads(json.dumps(Rule(replace(EARLY, margin=0.1), "reference", "b", ("x", "k"), ("k",)).to_json()))
+    )
+    records = [record("b", sample, 1.0) for sample in SAMPLES]
+    records += [record(cell, sample, float(ok)) for cell in "xk" for sample, ok in zip(SAMPLES, right, strict=True)]
+    at_once, one_by_one = Harm(rule, SAMPLES), Harm(rule, SAMPLES)
+    at_once.note(records)
+    at_once.look()
+    chance.shuffle(records)
+    for one in records:
+        one_by_one.note([one])
+        if chance.random() < 0.2:
+            one_by_one.look()
+    one_by_one.look()
+    by_cell = {cell: {one.sample_id: one for one in records if one.cell == cell} for cell in "bx"}
+    units = harm_shown(pair_up(SAMPLES, by_cell["b"], by_cell["x"], "reference"), rule.gate)
+    assert at_once.stopped == one_by_one.stopped == ({} if units is None else {"x": units})
+    assert at_once.asks(["b", "x", "k"]) == (["b", "x", "k"] if units is None else ["b", "k"])
+
+
+def test_when_all_have_stopped_nobody_is_asked() -> None:
+    harm = Harm(Rule(replace(EARLY, margin=0.1), "reference", "b", ("x",), ("b",)), SAMPLES)
+    harm.note(record(cell, sample, float(cell == "b")) for cell in "bx" for sample in SAMPLES[:20])
+    assert harm.asks(["b", "x", "noise"]) == ["b", "x", "noise"]
+    assert set(harm.look()) == {"x"} and harm.look() == {}
+    assert harm.asks(["b", "x", "noise"]) == []
 
 
 # --- A run ---
