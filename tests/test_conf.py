@@ -16,6 +16,7 @@ from harness.make import make
 from harness.plan import Job
 from harness.sizing.hardware import hardware_of
 from harness.stacks import make_stack
+from harness.sweep.kinds import Sweep
 from harness.types import BadInput
 from strategies.base import KVShape, Layer
 from strategies.evict.hybrid import Hybrid
@@ -81,13 +82,16 @@ def test_an_option_composes_and_builds(group: str, option: str) -> None:
     elif group == "task":
         task = make(job(f"task={option}").config["task"], "task")
         assert isinstance(task, Task) and task.name == option
+    elif group == "sweep":
+        assert config["gate"]["early_stop"] == (option != "none")
+        assert isinstance(make(config["sweep"], "sweep"), Sweep)
     elif group == "engine":
         assert isinstance(make(config["engine"], "engine"), Engine)
 
 
-@pytest.mark.parametrize("command", ["run", "bench", "plan", "report", "doctor"])
+@pytest.mark.parametrize("command", ["run", "bench", "plan", "report", "watch", "doctor"])
 def test_a_primary_config_composes(command: str) -> None:
-    assert composed(command, *(["run=x"] if command == "report" else []))
+    assert composed(command, *(["run=x"] if command in ("report", "watch") else []))
 
 
 def test_a_layer_made_from_yaml_is_the_layer_made_in_code() -> None:
