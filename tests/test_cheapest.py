@@ -184,9 +184,8 @@ REFUSED = {
     "a comparison": (["strategy=fp8,int8", "compare=fp8,int8"], "compare must be left out with sweep=cheapest"),
     "budgets": (["strategy=fp8,int8", "keep=[0.5,0.25]"], "keep must be left out without sweep=ladder"),
     "bytes that are learnt": (
-        ["strategy=fp8,lowrank"],
+        ["strategy=lowrank", "strategy.structure.rank=32,16"],
         "sweep.by=bytes needs strategies whose bytes are known",
-        "lowrank",
     ),
 }
 
