@@ -12,12 +12,12 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from harness import manifest as manifests
 from harness import samples as sample_files
 from harness.judge import judge, report_gate, results_of
+from harness.places import Place, place
 from harness.report.format import number, signed
 from harness.report.tables import Table
 from harness.report.terminal import safe_line, table_text
@@ -67,7 +67,7 @@ def watch(config: Mapping[str, Any]) -> int:
     try:
         while True:
             began = time.monotonic()
-            view = look(config["run"], Path(config["results_dir"]))
+            view = look(config["run"], place(config["results_dir"]))
             show.send(view)
             if view.ended or config["once"]:
                 return 0
@@ -76,7 +76,7 @@ def watch(config: Mapping[str, Any]) -> int:
         return 0
 
 
-def look(run: str, results_dir: Path) -> View:
+def look(run: str, results_dir: Place) -> View:
     """The run as it stands in the store. Raises BadInput if there is no such run."""
     folder, manifest = manifests.load(run, results_dir)
     store = ResultStore(results_of(folder))
@@ -123,7 +123,7 @@ def _line(group: Mapping[str, Any], name: str, answers: int, cell: Mapping[str, 
     return Line(group["label"], name, answers, group["n"], *scores, str(cell["decision"]) if decided else "")
 
 
-def _ended(folder: Path, manifest: Mapping[str, Any]) -> bool:
+def _ended(folder: Place, manifest: Mapping[str, Any]) -> bool:
     """Whether the verdict of this very run is written."""
     try:
         return bool(json.loads((folder / "verdict.json").read_text(encoding="utf-8"))["created"] == manifest["created"])

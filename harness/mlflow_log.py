@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
 
+from harness.places import Place, place
 from harness.types import BadInput
 
 CELL_METRICS = ("delta", "ci_low", "ci_high", "score", "baseline", "n", "saved")
@@ -46,14 +46,14 @@ class MLflowLog(Callback):
 
         if "task" not in cli.ran or cli.ran["dry_run"]:  # another command, or nothing was run
             return
-        folder = Path(cli.ran["results_dir"]).expanduser() / "runs" / str(cli.ran["name"])
+        folder = place(cli.ran["results_dir"]) / "runs" / str(cli.ran["name"])
         if verdict := _verdict(folder):
             if self.tracking_uri:
                 self.mlflow.set_tracking_uri(self.tracking_uri)
             self.mlflow.set_experiment(self.experiment)
             with self.mlflow.start_run(run_name=verdict["name"]):
                 self.mlflow.log_params(_run_params(verdict))
-                self.mlflow.log_artifact(str(folder / "report.html"))
+                self.mlflow.log_text((folder / "report.html").read_text(encoding="utf-8"), "report.html")
                 for strategy in verdict["strategies"]:
                     self._log_strategy(strategy, verdict)
 
@@ -67,7 +67,7 @@ class MLflowLog(Callback):
                 self.mlflow.log_metrics({f"{task}.{name}": value for name, value in _metrics(cell).items()})
 
 
-def _verdict(folder: Path) -> dict[str, Any] | None:
+def _verdict(folder: Place) -> dict[str, Any] | None:
     """The verdict of the run that has just ended; None where it came to none, so that an older one may lie there."""
     try:
         run, verdict = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("run", "verdict"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from harness.make import make
+from harness.places import Place
 from harness.plan import Job, Plan
 from harness.types import BadInput, Gate, canonical
 
@@ -17,7 +17,7 @@ from harness.types import BadInput, Gate, canonical
 class Outcome:
     """What carrying out some jobs came to."""
 
-    folder: Path
+    folder: Place
     verdict: Mapping[str, Any]
     gate: Gate
     lost: list[str] = field(default_factory=list)  # why units were given up
