@@ -261,7 +261,7 @@ def test_a_difference_is_that_of_the_first_name_from_the_second(
         return Score(State.SCORED, float(response.text in texts["window"]), response.text)
 
     monkeypatch.setattr(Needle, "score", partial)
-    monkeypatch.setattr("harness.judge.degenerate", lambda response: "")  # a tiny model's loops count as text here
+    monkeypatch.setattr("harness.pairs.degenerate", lambda response: "")  # a tiny model's loops count as text here
     where = f"results_dir={kvgate.results}"
     (found,) = json.loads(kvgate("report", "r", where, "format=json", "rescore=true").out)["comparisons"]
     assert (found["a"], found["b"], found["delta"], found["b_score"]) == ("keydiff", "window", -1, 1)
