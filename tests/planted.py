@@ -11,7 +11,7 @@ from typing import Any
 from harness import samples as sample_files
 from harness.degenerate import degenerate
 from harness.store import ResultStore
-from harness.types import Evidence, Fault, Gate, Generation, Memory, Record, Response, Sample, State, digest
+from harness.types import Evidence, Fault, Gate, Generation, Memory, Record, Response, Sample, State, canonical, digest
 
 SECRETS = {
     "context": "ContextSecret",
@@ -63,7 +63,7 @@ def plant(results: Path, name: str = "planted") -> Path:
     (folder / "run.json").write_text(json.dumps(manifest))
     part = next(results.glob("cells/*/part-*.jsonl"))
     body = {"cell": "c", "state": "scored", SECRETS["damaged"]: 1}
-    part.with_name("part-z.jsonl").write_text(json.dumps({"checksum": digest(body), "record": body}) + "\n")
+    part.with_name("part-z.jsonl").write_text(canonical({"checksum": digest(body), "record": body}) + "\n")
     return folder
 
 
