@@ -94,8 +94,9 @@ def _candidate(
     at, verdicts = [], list[MetricVerdict]()
     for one, point in zip(seen, points, strict=True):
         look, held = _look(store, [one], payoff, planned, notes)
+        measured = _measured(one, payoff.slo)
         mine = [
-            judge_metric(name, _series(name, one, payoff.slo), held, look, max(planned, len(one.trials)))
+            judge_metric(name, _series(name, measured), held, look, max(planned, len(one.trials)))
             for name, metric in METRICS.items()
             if not metric.curve
         ]
@@ -137,11 +138,17 @@ def _at(point: Mapping[str, Any], words: str) -> str:
     return f"{words} ({point['label']})" if point["label"] else words
 
 
-def _series(name: str, seen: _Seen, slo: SLO) -> Series:
-    by_arm = [
-        [facts.measured(arm[trial], slo)[name] for trial in seen.trials] for arm in (seen.full, seen.again, seen.mine)
-    ]
-    return _paired(*by_arm)
+Values = Sequence[Mapping[str, float | None]]
+"""Metrics by name, trial after trial."""
+
+
+def _measured(seen: _Seen, slo: SLO) -> list[Values]:
+    """Of the baseline, the baseline once more, and the setting."""
+    return [[facts.measured(arm[trial], slo) for trial in seen.trials] for arm in (seen.full, seen.again, seen.mine)]
+
+
+def _series(name: str, measured: Sequence[Values]) -> Series:
+    return _paired(*([values[name] for values in arm] for arm in measured))
 
 
 def _rates(seen: Sequence[_Seen], points: Sequence[Mapping[str, Any]], slo: SLO) -> Series:
