@@ -45,8 +45,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from harness import provenance
 from harness.bench import roofline
-from harness.engines import process_memory
-from harness.engines.hf import links
+from harness.engines.hf import device_memory, links
 from harness.engines.hf.attention import DECODE, attention
 from harness.engines.hf.build import build
 from harness.engines.hf.decode import feed
@@ -233,7 +232,7 @@ class Bench:
     def decode(self, prompt: Prefilled, stack: Stack, rows: int) -> Decoded:
         """Pack a prompt for so many rows and take decode steps on them."""
         release()
-        told = self._forget_peak()
+        told = device_memory.forget_load_peak(self.model.device)
         began = now()
         cache = build(prompt, [stack], ROOM)
         pack_s = now() - began
@@ -255,18 +254,9 @@ class Bench:
             *(statistics.median(one) for one in zip(*steps[WARM:], strict=True)),
             stored,
             working,
-            self._peak_bytes() if told else None,
+            device_memory.load_peak_bytes(self.model.device) if told else None,
             statistics.mean(counts),
         )
-
-    def _forget_peak(self) -> bool:
-        if self.model.device.type == "cpu":
-            return process_memory.forget_peak()
-        torch.cuda.reset_peak_memory_stats()
-        return True
-
-    def _peak_bytes(self) -> int | None:
-        return process_memory.peak_bytes() if self.model.device.type == "cpu" else torch.cuda.max_memory_allocated()
 
 
 def taken(

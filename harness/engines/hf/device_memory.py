@@ -25,6 +25,19 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def forget_load_peak(device: torch.device) -> bool:
+    """Begin the peak of a load, on a CPU that of the process too. False where the latter never falls."""
+    if device.type != "cuda":
+        return process_memory.forget_peak()
+    forget_peak(device)
+    return True
+
+
+def load_peak_bytes(device: torch.device) -> int | None:
+    """Peak since ``forget_load_peak``; None where the system does not tell."""
+    return peak_bytes(device) if device.type == "cuda" else process_memory.peak_bytes()
+
+
 def free_bytes(device: torch.device) -> int:
     """What may still be taken: on GPUs of each what the fullest has left, times their number; 0 where nobody tells."""
     if device.type != "cuda":

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from harness.engines import process_memory
 from harness.engines.base import ModelFacts, Prompt
 from harness.engines.hf import device_memory
 from harness.engines.hf.attention import DECODE, attention
@@ -42,7 +41,7 @@ class Timing:
 
     def serve(self, prompts: Sequence[Prompt], in_flight: int) -> Served:
         """Batches of ``in_flight`` prompts, one after the other. All are due at the start and of one length."""
-        told = self._forget_peak()
+        told = device_memory.forget_load_peak(self.model.device)
         self.began = time.perf_counter()
         batches = (prompts[at : at + in_flight] for at in range(0, len(prompts), in_flight))
         requests = [request for batch in batches for request in self._batch(batch)]
@@ -50,7 +49,7 @@ class Timing:
             self.stored_bytes,
             self.formula_bytes,
             self.deployed_bytes / self.tokens,
-            self._peak_bytes() if told else None,
+            device_memory.load_peak_bytes(self.model.device) if told else None,
         )
         layers = [f"{layer.slot}/{layer.name}" for layer in self.stack.layers()]
         evidence = (Evidence(name, name not in self.idle, self.idle.get(name, "on every prompt")) for name in layers)
@@ -127,14 +126,3 @@ class Timing:
         self.idle |= {layer: why for layer, (yes, why) in acted.items() if not yes}
         self.deployed_bytes += self.stack.formula_bytes(tokens + answered, shape.at(self.about.deploy_bytes), end)
         self.tokens += tokens + answered
-
-    def _forget_peak(self) -> bool:
-        if self.model.device.type != "cuda":
-            return process_memory.forget_peak()
-        device_memory.forget_peak(self.model.device)
-        return True
-
-    def _peak_bytes(self) -> int | None:
-        if self.model.device.type != "cuda":
-            return process_memory.peak_bytes()
-        return device_memory.peak_bytes(self.model.device)

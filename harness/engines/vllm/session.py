@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import resource
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +11,9 @@ from typing import Any
 import torch
 from vllm import SamplingParams
 
-from harness.engines import process_memory, serving, thinned
+from harness.engines import serving, thinned
 from harness.engines.base import Answer, Ask, Compress, ModelFacts, Prefill, Row, Session, Start, Traffic, chance
+from harness.engines.hf import device_memory
 from harness.engines.hf.tokenizer import PromptTokenizer, PromptTokens
 from harness.engines.vllm.counters import Counters
 from harness.engines.vllm.loading import load
@@ -127,7 +126,7 @@ class VLLMSession(Session):
         self.forget()
         prefill = self.prefiller.prefill if self.prefiller else None
         timed(self.engine, self._send, Traffic(traffic.prime, in_flight=1), prefill)
-        told, before = _forget_peak(), Counters.of(self.engine)
+        told, before = device_memory.forget_load_peak(_device()), Counters.of(self.engine)
         requests = timed(self.engine, self._send, traffic, prefill)
         counted, lengths = Counters.of(self.engine) - before, [request.tokens_in for request in requests]
         held = Stack(stack.name, quant=stack.quant)
@@ -135,7 +134,7 @@ class VLLMSession(Session):
             stored_bytes=sum(map(self._stored_bytes, lengths)),
             formula_bytes=sum(held.formula_bytes(self._whole_blocks(tokens), self.about.shape) for tokens in lengths),
             kv_bytes_per_token=self.read_back["kv_bytes_per_token"],
-            peak_bytes=_load_peak() if told else None,
+            peak_bytes=device_memory.load_peak_bytes(_device()) if told else None,
         )
         return Served(requests, self._evidence_of(stack, requests, counted), memory)
 
@@ -316,26 +315,10 @@ class VLLMSession(Session):
             tokens,
             stored=self._stored_bytes(tokens),
             stored_end=self._stored_bytes(tokens + answered),
-            peak_bytes=_peak_bytes(),
+            peak_bytes=device_memory.peak_bytes(_device()),
         )
 
 
-def _peak_bytes() -> int:
-    """Allocator peak so far, over all GPUs; on a CPU the process's peak, which never falls."""
-    if torch.cuda.is_available():
-        return sum(int(torch.cuda.max_memory_allocated(device)) for device in range(torch.cuda.device_count()))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _forget_peak() -> bool:
-    if not torch.cuda.is_available():
-        return process_memory.forget_peak()
-    for device in range(torch.cuda.device_count()):
-        torch.cuda.reset_peak_memory_stats(device)
-    return True
-
-
-def _load_peak() -> int | None:
-    """As ``_peak_bytes``, since ``_forget_peak``."""
-    return _peak_bytes() if torch.cuda.is_available() else process_memory.peak_bytes()
+def _device() -> torch.device:
+    """What the engine runs on."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
