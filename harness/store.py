@@ -298,6 +298,16 @@ class ResultStore:
     def run(self, name: str) -> Place:
         return self.root / "runs" / name
 
+    def runs(self, *names: str) -> Iterator[tuple[dict[str, Any], ...]]:
+        """These files of every run that has them all; one that is damaged or not finished is passed over."""
+        first: list[Place] = sorted(self.root.glob(f"runs/*/{names[0]}"), key=str)
+        for file in first:
+            try:
+                found = tuple(json.loads((file.parent / name).read_text(encoding="utf-8")) for name in names)
+            except (OSError, ValueError):
+                continue
+            yield found
+
     def look(self, pair: str, samples: str, promise: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """Count this test of a pair of cells on a set of samples.
 

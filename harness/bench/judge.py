@@ -45,7 +45,8 @@ def judge(store: ResultStore, manifest: Mapping[str, Any], payoff: Payoff) -> di
         notes += notes_of.of_setting(points[0]["arms"][0]["strategy"], at[0].full, at[0].baseline_failures)
         notes += notes_of.of_reuse(at[0].full)
     settings = [[at[number] for at in seen] for number in range(len(points[0]["arms"]) - 2)]
-    judged = [_candidate(store, manifest, payoff, setting, notes) for setting in settings]
+    runs = list(store.runs("run.json", "verdict.json"))
+    judged = [_candidate(store, runs, manifest, payoff, setting, notes) for setting in settings]
     notes += notes_of.of_engines(store, manifest)
     notes += roofline.same_device(manifest["hardware"], manifest["engine"], manifest["machine"]["cpu"])
     baseline = [at[0].full for at in seen]
@@ -87,7 +88,12 @@ def _seen(store: ResultStore, point: Mapping[str, Any]) -> list[_Seen]:
 
 
 def _candidate(
-    store: ResultStore, manifest: Mapping[str, Any], payoff: Payoff, seen: Sequence[_Seen], notes: list[str]
+    store: ResultStore,
+    runs: quality.Runs,
+    manifest: Mapping[str, Any],
+    payoff: Payoff,
+    seen: Sequence[_Seen],
+    notes: list[str],
 ) -> dict[str, Any]:
     """One setting under every load, beside the baseline of the same trials."""
     arm, points, planned = seen[0].arm, manifest["points"], manifest["pairs"]
@@ -128,7 +134,7 @@ def _candidate(
         "describe": arm["describe"],
         "decision": decision.value,
         "reasons": reasons,
-        "quality": quality.of(store.root, manifest, arm["stack"]),
+        "quality": quality.of(runs, manifest, arm["stack"]),
         "points": at,
         "curve": {verdict.metric: _metric_json(verdict) for verdict in curve},
     }

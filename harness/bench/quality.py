@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness import manifest as manifests
-from harness.places import Place
 from harness.types import Decision, canonical
 
+Runs = Sequence[tuple[Mapping[str, Any], ...]]
+"""run.json and verdict.json of each run."""
 
-def of(root: Place, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the newest run of this results folder decided of the same layers on the same weights; the same engine's first."""
+
+def of(runs: Runs, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the newest of these runs decided of the same layers on the same weights; the same engine's first."""
     found = []
-    for file in (root / "runs").glob("*/run.json"):
-        try:
-            run, verdict = (
-                json.loads((file.parent / name).read_text("utf-8")) for name in ("run.json", "verdict.json")
-            )
-        except (OSError, ValueError):  # not finished, or damaged: it decides nothing here
-            continue
+    for run, verdict in runs:
         if run.get("schema") != manifests.SCHEMA or run["model"]["weights_sha"] != manifest["model"]["weights_sha"]:
             continue
         cells = [cell for group in run["groups"] for cell in group["cells"] if cell["role"] == "candidate"]

@@ -130,7 +130,7 @@ def case_of(jobs: Sequence[Job]) -> Case:
             problems += error.problems
     if problems or model is None or hardware is None:
         raise BadInput(*dict.fromkeys(problems))
-    known = stored.read(Path(first["results_dir"]).expanduser())
+    known = stored.read(first["results_dir"])
     scenario = str((first.get("scenario") or {}).get("name", ""))
     return Case(model, hardware, held, load, known, simulated, trace, scenario, left_out)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.places import Place
+from harness.store import ResultStore
 from harness.types import canonical
 
 
@@ -90,23 +90,19 @@ class Stored:
         return _median(found)
 
 
-def read(results_dir: Path) -> Stored:
-    """All that is stored under ``results_dir/runs``."""
-    runs = results_dir / "runs"
+def read(results_dir: str | Place) -> Stored:
+    """All runs that are stored there."""
+    store = ResultStore(results_dir)
     return Stored(
-        tuple(_pairs(runs, "run.json", "verdict.json", ("model", "engine", "groups"), ("strategies",))),
-        tuple(_pairs(runs, "bench.json", "payoff.json", ("hardware", "points"), ("baseline", "candidates"))),
+        tuple(_pairs(store, "run.json", "verdict.json", ("model", "engine", "groups"), ("strategies",))),
+        tuple(_pairs(store, "bench.json", "payoff.json", ("hardware", "points"), ("baseline", "candidates"))),
     )
 
 
 def _pairs(
-    runs: Path, asked: str, told: str, wanted: Iterable[str], decided: Iterable[str]
+    store: ResultStore, asked: str, told: str, wanted: Iterable[str], decided: Iterable[str]
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    for file in sorted(runs.glob(f"*/{asked}")):
-        try:
-            first, second = (json.loads((file.parent / name).read_text("utf-8")) for name in (asked, told))
-        except (OSError, ValueError):
-            continue
+    for first, second in store.runs(asked, told):
         if all(key in first for key in wanted) and all(key in second for key in decided):
             yield first, second
 
