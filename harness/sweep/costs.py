@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
-from harness.bench import metrics
+from harness.bench import metrics, trials
 from harness.plan import BASELINE, Group, Plan, PlannedCell
 from harness.store import ResultStore
 from harness.types import BadInput, Measurement, canonical
@@ -82,9 +82,8 @@ def _asks(store: ResultStore) -> list[tuple[str, dict[str, Any]]]:
 
 def _times(mine: Mapping[str, Measurement], full: Mapping[str, Measurement]) -> list[float]:
     """Logarithms of the full cache's rate over the strategy's, a number for each trial that had both."""
-    rates = [(_rate(full[trial]), _rate(one)) for trial, one in mine.items() if trial in full]
-    return [math.log(a / b) for a, b in rates if a and b]
-
-
-def _rate(one: Measurement) -> float | None:
-    return metrics.output_tokens_s(one.served.requests) if one.served else None
+    rates_of, base = (
+        {trial: metrics.output_tokens_s(one.requests) for trial, one in trials.served(side).items()}
+        for side in (mine, full)
+    )
+    return [math.log(a / b) for trial, b in rates_of.items() if b and (a := base.get(trial))]
