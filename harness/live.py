@@ -9,20 +9,20 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from harness import manifest as manifests
-from harness import samples as sample_files
 from harness.judge import judge, report_gate, results_of
 from harness.places import Place, place
 from harness.report.format import number, signed
 from harness.report.tables import Table
 from harness.report.terminal import safe_line, table_text
 from harness.store import ResultStore
-from harness.types import BadInput
+from harness.types import BadInput, State
 
 CLEAR = "\x1b[H\x1b[J"
 SHARE = 10  # a look may take so small a part of the time between two
@@ -80,9 +80,11 @@ def look(run: str, results_dir: Place) -> View:
     """The run as it stands in the store. Raises BadInput if there is no such run."""
     folder, manifest = manifests.load(run, results_dir)
     store = ResultStore(results_of(folder))
-    verdict, _, _ = judge(store, manifest, report_gate(manifest["gate"], {}))
+    verdict, records, _ = judge(store, manifest, report_gate(manifest["gate"], {}))
     judged = {cell["address"]: cell for cell in verdict["cells"]}
-    answers = [_answers(store, group) for group in manifest["groups"]]
+    answered = Counter(records["cell"][records["state"] != State.NOT_RUN] if len(records) else ())
+    # by cell address, the samples of each group that have an answer
+    answers = [{cell["address"]: answered[cell["address"]] for cell in group["cells"]} for group in manifest["groups"]]
     whole = [_is_whole(group, mine, judged) for group, mine in zip(manifest["groups"], answers, strict=True)]
     lines = [
         _line(group, cell["strategy"], mine[cell["address"]], judged[cell["address"]], shown)
@@ -96,13 +98,6 @@ def look(run: str, results_dir: Place) -> View:
         for group, mine, shown in zip(manifest["groups"], answers, whole, strict=True)
     )
     return View(manifest["name"], done, total, len(whole), sum(whole), tuple(lines), _ended(folder, manifest))
-
-
-def _answers(store: ResultStore, group: Mapping[str, Any]) -> dict[str, int]:
-    """By cell address, the samples of the group that have an answer."""
-    samples = sample_files.load(store.root / "samples" / group["samples_file"])
-    hashes = {sample.id: sample.hash for sample in samples}
-    return {cell["address"]: len(store.cell(cell["address"]).read(hashes)[0]) for cell in group["cells"]}
 
 
 def _is_whole(group: Mapping[str, Any], answers: Mapping[str, int], judged: Mapping[str, Mapping[str, Any]]) -> bool:
