@@ -125,6 +125,11 @@ COMMANDS: dict[str, Callable[[], Any]] = {
 }
 BARE_WORDS = {"report": "run", "watch": "run", "plan": "show"}  # a bare word of this command is this key's value
 VALUED = ("--config-dir", "-cd", "--config-path", "-cp", "--cfg", "-c", "--info", "-i")  # Hydra's; a value follows
+LAUNCHERS = {  # what Hydra's users write, and what it is here
+    "hydra/launcher=kvgate": "executor=local",
+    "hydra/launcher=": "executor=",
+    "hydra.launcher.": "executor.",
+}
 LISTS = ("compare", "show", "trace.policies")  # commas in these values part the names of a list, and never make a sweep
 QUOTES = ("'", '"')
 TEXTS = ("gen.think_open", "gen.think_close")  # these values are texts whatever signs are in them
@@ -187,7 +192,15 @@ def _as_overrides(command: str, words: Sequence[str]) -> list[str]:
         plain = key and before not in VALUED and "=" not in word and not word.startswith(("-", "~"))
         (bare if plain else others).append(word)
     values = [f"{key}={','.join(bare)}"] if bare and key in LISTS else [f"{key}='{word}'" for word in bare]
-    return [_as_override(word) for word in others + values]
+    return [_as_override(_renamed(word) if command == "run" else word) for word in others + values]
+
+
+def _renamed(word: str) -> str:
+    """Hydra's own words for where a run is computed, in ours."""
+    for theirs, ours in LAUNCHERS.items():
+        if word.startswith(theirs):
+            return ours + word.removeprefix(theirs)
+    return word
 
 
 def _as_override(word: str) -> str:

@@ -48,7 +48,7 @@ def _carrying_out(command: Sequence[str], settings: Sequence[str]) -> Any:
     """How a sweep has jobs carried out. ``settings`` were found beforehand, and go into every report."""
     from harness import kernels
     from harness.plan import plan
-    from harness.sweep import local
+    from harness.sweep.drive import execute
     from harness.sweep.kinds import Outcome
 
     def carry_out(jobs: Sequence[Any], *, notes: Sequence[str] = (), facts: Any = lambda plan: {}) -> Outcome:
@@ -63,8 +63,9 @@ def _carrying_out(command: Sequence[str], settings: Sequence[str]) -> Any:
         write_atomic(folder / "config.yaml", yaml.safe_dump(configs, sort_keys=False, allow_unicode=True))
         manifest = {**manifests.make_manifest(planned, command, notes=[*settings, *notes]), **known}
         manifest["privacy"] = jobs[0].config["privacy"]
+        manifest["reused"] = _reused(planned)
         manifests.save(manifest, folder)
-        lost = local.execute(planned)
+        lost = execute(planned)
         if controlled := kernels.with_controls(planned):
             manifest["groups"] = manifests.make_manifest(controlled, command)["groups"]
             if note := kernels.run(controlled):
@@ -75,6 +76,16 @@ def _carrying_out(command: Sequence[str], settings: Sequence[str]) -> Any:
         return Outcome(folder, verdict, planned.gate, lost)
 
     return carry_out
+
+
+def _reused(planned: Any) -> list[str]:
+    """Addresses of the cells that were finished before this run was started for the first time."""
+    try:
+        _, before = manifests.load(str(planned.store.run(planned.name)), planned.store.root)
+    except BadInput:  # it never was, or its manifest is damaged
+        before = {"groups": []}
+    ours = {cell["address"] for group in before["groups"] for cell in group["cells"]} - {*before.get("reused", ())}
+    return sorted(planned.finished() - ours)
 
 
 def report(config: Mapping[str, Any]) -> int:

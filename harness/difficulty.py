@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from harness.plan import Job, Plan, baseline_alone, plan
-from harness.sweep import local
+from harness.sweep.drive import execute
 from harness.types import BadInput, Fault, State, digest
 from tasks.base import Task, Tokenizer
 
@@ -175,7 +175,7 @@ def _score(search: Search, value: Any) -> float:
     alone = replace(
         baseline_alone(search.plan, search.at(value)), name=f"{search.label} {search.option}={_text(value)}"
     )
-    local.execute(alone)
+    execute(alone)
     (group,) = alone.groups
     records, _ = alone.store.cell(group.cells[0].address).read({sample.id: sample.hash for sample in group.samples})
     scores = [record.score or 0.0 for record in records.values() if not _is_infrastructure(record.state, record.fault)]

@@ -1,9 +1,14 @@
-"""What a plan would do: cells, reuse, work, and what its n can decide. Shown by ``dry_run=true``."""
+"""What a plan would do: cells, reuse, work, its cost, and what its n can decide. Shown by ``dry_run=true``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness import stats
 from harness.plan import Group, Plan
+from harness.sweep.executor import Shard
+from harness.sweep.experience import Experience
+from harness.sweep.shards import cut
 
 FLIP_RATES = (0.0, 0.01, 0.02, 0.05)  # shares of samples that change by noise alone, for which n is judged
 
@@ -12,6 +17,7 @@ def describe(plan: Plan) -> str:
     """The plan as text for a terminal."""
     lines = [
         f"model {plan.facts.display} on engine {plan.engine.name}, {len(plan.units())} load(s)",
+        *_work(plan),
         f"generation: {plan.generation.describe()}",
         f"gate: margin {plan.gate.margin} ({plan.gate.margin_kind}), alpha {plan.gate.alpha} over {plan.gate.looks} "
         f"looks, joint power {plan.gate.power}",
@@ -19,6 +25,45 @@ def describe(plan: Plan) -> str:
     for group in plan.groups:
         lines += ["", *_group(plan, group)]
     return "\n".join(lines)
+
+
+def _work(plan: Plan) -> list[str]:
+    """Cells, shards, and what they will take as far as stored records tell."""
+    shards = cut(plan)
+    done, experience = plan.finished(), Experience(plan)
+    addresses = {cell.address for group in plan.groups for cell in group.cells}
+    sizes = [sum(len(part["own"]) for part in shard["groups"]) for shard in shards]
+    of = f" of {min(sizes)} to {max(sizes)} samples" if sizes else ""
+    return [
+        f"{len(addresses)} cells, {len(done)} of them reused: they are finished in the store",
+        f"executor {plan.executor.name}: {len(shards)} shard(s){of}, {min(plan.executor.workers, len(shards))} at once",
+        _time(plan, shards, experience),
+        _peak(experience),
+    ]
+
+
+def _time(plan: Plan, shards: Sequence[Shard], experience: Experience) -> str:
+    each = {group.id: experience.seconds(group) for group in plan.groups}
+    unknown = [group.label for group in plan.groups if each[group.id] is None]
+    if unknown:
+        return f"time: not known, for the store has no record of {plan.facts.display} on this engine and kind of device"
+    took = [sum((each[part["id"]] or 0.0) * len(part["own"]) for part in shard["groups"]) for shard in shards]
+    workers = min(plan.executor.workers, len(shards)) or 1
+    whole = max(sum(took) / workers, max(took, default=0.0))
+    return f"time: about {duration(whole)} for {duration(sum(took))} of work, by the seconds of stored records"
+
+
+def _peak(experience: Experience) -> str:
+    peak = experience.peak_bytes()
+    known = f"a worker has held up to {peak / 2**30:.1f} GiB in earlier runs of this model" if peak else "not known yet"
+    return f"memory: {known}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _group(plan: Plan, group: Group) -> list[str]:
@@ -57,5 +102,13 @@ def _decidable(plan: Plan, group: Group) -> str:
         margin = stats.smallest_margin(lambda margin: stats.ni_power(units, margin, alpha, flips) >= power)
         return "none" if margin is None else f"{margin:.3f}"
 
-    margins = ", ".join(f"{smallest(flips)} at {flips:.0%} flips" for flips in FLIP_RATES)
-    return f"n={units} decides margins down to {margins} (a task of 0/1 scores)"
+    def needed(flips: float) -> str:
+        return str(stats.ni_sample_size(margin, alpha, power, flips) or "no n")
+
+    decided = ", ".join(f"{smallest(flips)} at {flips:.0%} flips" for flips in FLIP_RATES)
+    told = f"n={units} decides margins down to {decided} (a task of 0/1 scores)"
+    if plan.gate.margin_kind == "relative":
+        return told  # what the margin comes to is known with the baseline's score
+    margin = plan.gate.margin
+    wanted = ", ".join(f"{needed(flips)} at {flips:.0%}" for flips in FLIP_RATES)
+    return f"{told}; a margin of {margin:g} needs n = {wanted}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -36,6 +36,7 @@ from harness.verdict import CellInput, CellVerdict, even, judge_cell, judge_ladd
 from tasks.base import Task
 
 SCHEMA = "kvgate.verdict/1"
+NAMED = 5  # samples that failed, of a task
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ def judge(
         "cells": [facts for _, facts in cells],
         "pass_at_k": [facts for group in groups for facts in _pass_at_k(group, manifest)],
         "comparisons": [asdict(comparison) for comparison in compare(pairs)],
-        "notes": [*dict.fromkeys([*notes, *_engine_notes(groups)]), *map(str, damaged)],
+        "notes": [*dict.fromkeys([*notes, *_engine_notes(groups), *_failure_notes(groups)]), *map(str, damaged)],
+        "reused": _reused(groups, manifest.get("reused", ())),
     }
     return verdict, _table(groups), damaged
 
@@ -175,6 +177,16 @@ def _read(
         + (f" seed={planned['seed']}" if several_seeds else "")
     )
     return GroupRecords(planned, mode, task, samples, cells)
+
+
+def _reused(groups: Sequence[GroupRecords], addresses: Collection[str]) -> list[dict[str, str]]:
+    """The cells that an earlier run had finished."""
+    return [
+        {"task": group.planned["label"], "mode": group.mode, **{key: cell.planned[key] for key in ("role", "strategy")}}
+        for group in groups
+        for cell in group.cells
+        if cell.planned["address"] in addresses
+    ]
 
 
 def _rescored(task: Task, sample: Sample, record: Record) -> Record:
@@ -478,6 +490,21 @@ def _engine_notes(groups: Sequence[GroupRecords]) -> list[str]:
     for group in groups:
         for name, cell in group.candidates.items():
             notes += loaded_notes(name, cell.loaded, group.baseline.loaded)
+    return notes
+
+
+def _failure_notes(groups: Sequence[GroupRecords]) -> list[str]:
+    """Samples that the machine gave no answer to, by task; of many the first are named."""
+    notes = []
+    for group in groups:
+        records = [record for cell in group.cells for record in cell.records.values()]
+        lost = [one for one in records if one.state is State.FAILED and one.fault == "infrastructure"]
+        whys = {one.sample_id: one.error for one in lost}
+        named = ", ".join(f"{sample} ({why})" for sample, why in list(whys.items())[:NAMED])
+        more = f" and {len(whys) - NAMED} more" if len(whys) > NAMED else ""
+        if whys:
+            label = group.planned["label"]
+            notes.append(f"{label}: samples failed, are left out and never counted as wrong: {named}{more}")
     return notes
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.plan import Group, Plan, PlannedCell
-from harness.sweep import local
+from harness.sweep.drive import execute
 from harness.types import BadInput
 
 
@@ -28,7 +28,7 @@ def run(controlled: Plan) -> str:
         for group in controlled.groups
     )
     try:
-        problems = local.execute(replace(controlled, groups=tuple(group for group in alone if group.cells)))
+        problems = execute(replace(controlled, groups=tuple(group for group in alone if group.cells)))
     except BadInput as error:
         problems = error.problems
     why = "; ".join(problems)

@@ -22,6 +22,7 @@ from harness.make import make
 from harness.places import Place
 from harness.stacks import make_stack
 from harness.store import ResultStore, store_of
+from harness.sweep.executor import Executor
 from harness.types import BadInput, Gate, Generation, Sample, Unsupported, canonical, digest, strangers
 from strategies.stack import Stack
 from tasks.base import Task
@@ -111,6 +112,7 @@ class Plan(Setup):
     generation: Generation
     gate: Gate
     groups: tuple[Group, ...]
+    executor: Executor
     compare: tuple[str, ...] = ()  # strategies that are also compared with each other
 
     def missing(self, group: Group) -> dict[str, set[str]]:
@@ -146,6 +148,10 @@ class Plan(Setup):
         kept = tuple(address for mine in by_role.values() for address in mine)
         return Rule(self.gate, group.history, baseline[0], tuple(candidates), kept)
 
+    def finished(self) -> set[str]:
+        """Addresses of the cells that need no work."""
+        return {cell for group in self.groups for cell, ids in self.missing(group).items() if not ids}
+
     def units(self) -> list[dict[str, Any]]:
         """The work, as plain data that can be sent to another process or machine; one unit for each engine load."""
         loads: dict[str, list[dict[str, Any]]] = {}
@@ -161,6 +167,8 @@ class Plan(Setup):
             {
                 "model": self.model_config,
                 "engine": {**self.engine_config, **options[load]},
+                "load": load,
+                "process": {"python": self.engine.python, "silence_s": self.engine.silence_s},
                 "calibration": self.calibration,
                 "results_dir": str(self.store.root),
                 "groups": groups,
@@ -194,6 +202,7 @@ class Plan(Setup):
             "n": group.n,
             "batches": [joint, *alone],
             "early_stop": rule and rule.to_json(),
+            "whole": any(cell.stack.prefix for cell in mine),  # earlier samples leave behind what later ones reuse
         }
 
 
@@ -238,6 +247,8 @@ def plan(jobs: Sequence[Job]) -> Plan:
             problems += comparisons.problems(names, known)
     control, found = _control(first["gate"], engine)
     problems += found
+    executor, found = _executor(first["executor"], engine)
+    problems += found
     tasks, found = _tasks(jobs)
     problems += found
     facts = None
@@ -260,12 +271,13 @@ def plan(jobs: Sequence[Job]) -> Plan:
             problems += [f"{problem} ({_asked(task, room)})" for problem in task.problems(room)]
     problems += _thoughtful(tasks.values(), generation)
     problems += strangers(gate, {label: tasks[key].fidelity for key, label in _labels(tasks).items()})
-    if problems or store is None or engine is None or facts is None or control is None:
+    if problems or store is None or engine is None or facts is None or control is None or executor is None:
         raise BadInput(*dict.fromkeys(problems))
     plan = Plan(
         **setup_of(first, store, engine, facts),
         generation=generation,
         gate=gate,
+        executor=executor,
         groups=_groups(jobs, store, engine, facts, stacks, control, tasks, generation),
         compare=compare,
     )
@@ -285,7 +297,7 @@ def baseline_alone(planned: Plan, job: Job) -> Plan:
     return replace(planned, groups=(replace(group, cells=baseline),), compare=())
 
 
-ALIKE = ("model", "engine", "gate", "calibration", "gen", "privacy")  # of all jobs of a run
+ALIKE = ("model", "engine", "gate", "calibration", "gen", "executor", "privacy")  # of all jobs of a run
 
 
 def mixed(jobs: Sequence[Job], keys: Sequence[str] = ALIKE) -> list[str]:
@@ -390,6 +402,14 @@ def _control(gate: Mapping[str, Any], engine: Engine | None) -> tuple[Stack | No
         return _served(make_stack(CONTROL, gate["control"], "gate.control"), engine), []
     except BadInput as error:
         return None, error.problems
+
+
+def _executor(config: Mapping[str, Any], engine: Engine | None) -> tuple[Executor | None, list[str]]:
+    try:
+        executor: Executor = make(config, "executor")
+    except BadInput as error:
+        return None, error.problems
+    return executor, executor.problems(engine) if engine else []
 
 
 def _tasks(jobs: Sequence[Job]) -> tuple[dict[str, Task], list[str]]:

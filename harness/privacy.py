@@ -37,14 +37,17 @@ def redact(
     say do not. Notes that quote an error are hidden.
     """
     hide = Hiding(manifest)
-    quoting = {*manifest.get("lost", ()), *map(str, damaged)}
+    quoted = {*manifest.get("lost", ()), *map(str, damaged), *records["error"]} - {"", None}
     hidden = {
         **verdict,
         "command": _command(verdict["command"], hide),
         "gen": {name: hide.inside(value) for name, value in verdict["gen"].items()},
         "notes": [
             NOTE,
-            *(f"a problem, told in {hide(note)}" if note in quoting else note for note in verdict["notes"]),
+            *(
+                f"a problem, told in {hide(note)}" if any(text in note for text in quoted) else note
+                for note in verdict["notes"]
+            ),
         ],
     }
     records = records.copy()

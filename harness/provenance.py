@@ -15,6 +15,8 @@ OPTIONAL = {
     "openai": "servers that run already",
     "lm-eval": "task sets of the hub",
     "boto3": "offload to S3",
+    "ray": "workers of a Ray cluster",
+    "submitit": "workers of a Slurm cluster",
 }
 
 

@@ -91,6 +91,7 @@ class RunSchema:
     calibration: CalibrationSchema = field(default_factory=CalibrationSchema)
     gen: GenSchema = field(default_factory=GenSchema)
     scenario: Any = None
+    executor: Any = MISSING
     name: str = MISSING
     results_dir: str = MISSING
     privacy: str = MISSING

@@ -1,4 +1,4 @@
-"""Runs one work unit in a process of its own: ``python -m harness.worker``, with the unit as one JSON line on standard input.
+"""Runs shards of one load in a process of its own: ``python -m harness.worker``, each a JSON line on standard input, {} the last.
 
 Standard output carries one JSON event a line; records go straight into the store, sample by sample, so whatever happens to
 this process, finished samples stay. It ends when its parent does.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from harness import samples as sample_files
@@ -34,17 +35,19 @@ def emit(event: str, **facts: Any) -> None:
     print(json.dumps({"event": event, **facts}), flush=True)
 
 
-def run_unit(unit: Mapping[str, Any]) -> None:
-    """Open the engine once and answer every sample that the unit's cells still miss."""
+def run(shards: Iterator[Mapping[str, Any]]) -> None:
+    """Open the engine once and answer every sample that the cells of each shard still miss."""
+    unit = next(shards)
     store = ResultStore(unit["results_dir"])
     engine: Engine = make(unit["engine"], "engine")
     one = next(row for group in unit["groups"] for batch in group["batches"] for row in batch)
     with engine.open(unit["model"], _stack(one, engine)) as session:
         facts = dict(session.facts())
         emit("opened", facts=facts)
-        for group in unit["groups"]:
-            _run_group(group, unit, engine, session, store, facts)
-    emit("done")
+        for shard in chain([unit], shards):
+            for group in shard["groups"]:
+                _run_group(group, shard, engine, session, store, facts)
+            emit("done")
 
 
 def _run_group(
@@ -114,7 +117,6 @@ def _run_group(
                 raise BadInput(
                     f"engine: {PATIENCE} samples in a row failed in every row, the last with {given[0].error}"
                 )
-    emit("group", group=group["id"])
 
 
 def _harm(group: Mapping[str, Any], samples: Sequence[Sample], store: ResultStore) -> Harm | None:
@@ -193,10 +195,18 @@ def judged(task: Task, sample: Sample, answer: Answer) -> Record:
     return Record(**common, state=score.state, score=score.value, answer=score.answer, parts=score.parts)
 
 
-def _end_with_parent() -> None:
-    """Exit when standard input closes: the parent holds its other end and is gone."""
-    sys.stdin.read()
-    os._exit(3)
+def _told() -> Iterator[dict[str, Any]]:
+    """What the parent asks for, until it asks for nothing more. When standard input closes the parent is gone: exit at once."""
+    lines: queue.Queue[str] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        os._exit(3)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while shard := json.loads(lines.get()):
+        yield shard
 
 
 def carry_out(work: Callable[[], None]) -> None:
@@ -211,9 +221,7 @@ def carry_out(work: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    unit = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    carry_out(lambda: run_unit(unit))
+    carry_out(lambda: run(_told()))
 
 
 if __name__ == "__main__":

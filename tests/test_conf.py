@@ -87,6 +87,8 @@ def test_an_option_composes_and_builds(group: str, option: str) -> None:
         assert isinstance(make(config["sweep"], "sweep"), Sweep)
     elif group == "engine":
         assert isinstance(make(config["engine"], "engine"), Engine)
+    elif group == "executor":
+        assert make(config["executor"], "executor").name == option
 
 
 @pytest.mark.parametrize("command", ["run", "bench", "plan", "report", "watch", "doctor"])

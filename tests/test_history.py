@@ -176,7 +176,7 @@ def work(made: Plan, ids: set[str] | None = None) -> None:
         for part, group in zip(unit["groups"], made.groups, strict=True):
             missing = made.missing(group)
             part["missing"] = {cell: sorted(some if ids is None else some & ids) for cell, some in missing.items()}
-        worker.run_unit(unit)
+        worker.run(iter([unit]))
 
 
 def records(made: Plan) -> dict[str, dict[str, Record]]:

@@ -43,6 +43,7 @@ BANNED = {
     "harness/judge.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/report": ["torch", "transformers", "harness.engines", "strategies", "tasks", "hydra", "omegaconf"],
     "harness/plan.py": ["torch", "transformers", "hydra", "omegaconf", "strategies.evict", "strategies.quant"],
+    "harness/sweep": ["torch", "transformers", "hydra", "omegaconf", "strategies.evict", "strategies.quant"],
     "harness/worker.py": ["torch", "transformers", "hydra", "omegaconf", "strategies.evict", "strategies.quant"],
 }
 

@@ -14,7 +14,7 @@ from harness.engines.hf.engine import HFEngine
 from harness.judge import judge
 from harness.manifest import make_manifest
 from harness.plan import Plan, plan
-from harness.sweep import local
+from harness.sweep.drive import execute
 from tests.test_conf import job
 
 
@@ -40,7 +40,7 @@ def loaded(planned: Plan, role: str) -> Path:
 
 
 def test_other_kernels_get_a_control_of_their_own(planned: Plan) -> None:
-    local.execute(planned)
+    execute(planned)
     assert kernels.with_controls(planned) is None  # all were computed alike
     facts = json.loads(loaded(planned, "candidate").read_text())
     loaded(planned, "candidate").write_text(json.dumps({**facts, "attention": "OTHER"}))
@@ -52,7 +52,7 @@ def test_other_kernels_get_a_control_of_their_own(planned: Plan) -> None:
     units = controlled.units()
     assert [unit["engine"]["prefill_chunk"] for unit in units] == [1024, 64]
     assert [row["cell"] for row in units[1]["groups"][0]["batches"][0]] == [cell.address]
-    local.execute(controlled)
+    execute(controlled)
     path = loaded(controlled, "kernel")
     path.write_text(json.dumps({**json.loads(path.read_text()), "attention": "OTHER"}))  # as such an engine would tell
     verdict, _, _ = judge(controlled.store, make_manifest(controlled, ["kvgate run"]), controlled.gate)
@@ -62,7 +62,7 @@ def test_other_kernels_get_a_control_of_their_own(planned: Plan) -> None:
 
 
 def test_a_strategy_on_the_baselines_kernels_has_no_control(planned: Plan) -> None:
-    local.execute(planned)
+    execute(planned)
     verdict, _, _ = judge(planned.store, make_manifest(planned, ["kvgate run"]), planned.gate)
     assert verdict["cells"][0]["kernel_delta"] is None and not verdict["notes"]
 
@@ -70,7 +70,7 @@ def test_a_strategy_on_the_baselines_kernels_has_no_control(planned: Plan) -> No
 def test_a_control_that_cannot_be_run_costs_no_verdict(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """A format's kernels may be for that format alone."""
     monkeypatch.setattr(Choosy, "on_kernels", lambda self, attention: {"prefill_chunk": 0})  # refused by the worker
-    local.execute(planned)
+    execute(planned)
     facts = json.loads(loaded(planned, "candidate").read_text())
     loaded(planned, "candidate").write_text(json.dumps({**facts, "attention": "OTHER"}))
     controlled = kernels.with_controls(planned)

@@ -32,7 +32,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err.decode()
 
 
@@ -49,6 +49,13 @@ def answered(results: Place) -> dict[tuple[str, str], float]:
     store = ResultStore(results)
     cells = [file.parent.name for file in (results / "cells").glob("*/ask.json")]
     return {(cell, key): record.seconds for cell in cells for key, record in store.cell(cell).read()[0].items()}
+
+
+def workers_of(pid: int) -> list[int]:
+    """The worker processes that a process, or one that it started, has started."""
+    children = [int(c) for file in Path(f"/proc/{pid}/task").glob("*/children") for c in file.read_text().split()]
+    mine = [child for child in children if b"harness.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return mine + [worker for child in children for worker in workers_of(child)]
 
 
 def wait_for_records(results: Place, count: int) -> None:
@@ -88,10 +95,7 @@ def test_kill_and_start_again(seed: int, tiny: Path, tmp_path: Path, undisturbed
 def test_a_worker_that_is_killed_is_replaced(tiny: Path, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
     process = start(tmp_path, tiny)
     wait_for_records(tmp_path, 8)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [pid for pid in children if b"harness.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert workers
-    os.kill(int(workers[0]), signal.SIGKILL)
+    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
     finish(process)
     assert verdict(tmp_path) == undisturbed
 

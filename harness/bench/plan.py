@@ -44,6 +44,7 @@ NOT_SPEED = (
     "retries",
     "concurrency",
     "silence_s",
+    "gpus_per_worker",
     "allow_formats",
 )  # change no time
 

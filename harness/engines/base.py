@@ -193,6 +193,12 @@ class Engine(ABC):
     python: str | None = None  # interpreter of the environment that has the engine's library; None for this one
     unseen: ClassVar[frozenset[str]] = frozenset()  # of what is timed: "itl" where single tokens are not seen, "peak"
     silence_s: float | None = None  # a worker that says nothing for so long hangs; None waits for ever
+    gpus_per_worker: int | None = None  # None: see ``gpus``
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs that a worker of this engine takes; None: all there are if it is alone, else one."""
+        return self.gpus_per_worker
 
     def missing(self) -> str | None:
         """A command that installs what this engine needs; None if it is there."""

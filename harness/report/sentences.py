@@ -80,6 +80,7 @@ def scope(outlook: Outlook) -> tuple[str, ...]:
         "Choosing the best of several strategies is another claim: the winner of 16 that all sit at the margin is a "
         "false GO up to 56 % of the time. Choose on these samples, then confirm the choice once on a fresh seed.",
     ]
+    found += [told] if (told := reused(outlook)) else []
     if outlook.generated:
         found.append(f"It holds for answers generated like this, on both sides: {outlook.generated}.")
     if not missing(looks) and looks > 1:
@@ -94,6 +95,16 @@ def scope(outlook: Outlook) -> tuple[str, ...]:
             "certified without a correction."
         )
     return tuple(found)
+
+
+def reused(outlook: Outlook) -> str:
+    """Which cells were finished before this run began; "" where none were."""
+    by_task: dict[str, list[str]] = {}
+    for cell in outlook.verdict.get("reused") or ():
+        again = " (alone)" if cell["role"] == "noise" else ""
+        by_task.setdefault(outlook.label((cell["task"], cell["mode"])), []).append(cell["strategy"] + again)
+    told = "; ".join(f"{task}: {', '.join(dict.fromkeys(names))}" for task, names in by_task.items())
+    return f"Reused, as they were finished before this run began: {told}." if told else ""
 
 
 def matrix_note(outlook: Outlook) -> str:

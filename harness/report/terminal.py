@@ -145,6 +145,7 @@ def _footer(outlook: Outlook, width: int) -> list[str]:
         f"delta [CI] = strategy - full; KV share of the full cache, formula at "
         f"{outlook.deploy_dtype}. Holds for this model and these tasks; speed was not measured."
     )
+    notes += [wrap.fill(safe_line(told))] if (told := sentences.reused(outlook)) else []
     certified = [wrap.fill(safe_line(f"{sentence}.")) for sentence in ladders.told(outlook)]
     return ["\n".join(part) for part in (certified, why, notes, [wrap.fill(safe_line(legend))]) if part]
 

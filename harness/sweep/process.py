@@ -28,15 +28,20 @@ class Process:
         module: what is run, with ``python -m``.
         python: interpreter; None for this one.
         silence_s: it hangs, and is ended, when it is listened to and says nothing for so long; None waits for ever.
+        environment: what it finds in its environment, beside what is in ours.
     """
 
-    def __init__(self, module: str, python: str | None, silence_s: float | None) -> None:
+    def __init__(
+        self, module: str, python: str | None, silence_s: float | None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.command = [python or sys.executable, "-P", "-m", module]
         self.silence_s = silence_s
+        self.environment = environment or {}
         self.hung = False
 
     def __enter__(self) -> Process:
-        environment, pipes = {**PATIENT, **os.environ}, {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        environment = {**PATIENT, **os.environ, **self.environment}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         # in a session of its own, so that whatever it starts can be ended with it
         self.popen = subprocess.Popen(self.command, text=True, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload]
         return self
@@ -80,6 +85,13 @@ class Process:
 
     def wait(self) -> int:
         return int(self.popen.wait())
+
+    def dismiss(self) -> None:
+        """Tell it that nothing more is asked, and hear it out."""
+        with suppress(BrokenPipeError):
+            self.tell({})
+            for _ in self.lines():
+                pass
 
     def finish(self) -> None:
         """Close its input and let it end by itself for a while."""

@@ -88,6 +88,25 @@ def test_what_a_run_measures_and_leaves_behind(bench: Bench, kvgate: Kvgate) -> 
 
 
 @pytest.mark.slow
+def test_a_clock_that_jumps_changes_no_gain_and_no_look(bench: Bench) -> None:
+    """Trials pair by their names; when each began only orders them."""
+    assert bench("strategy=fp8").code == 0
+    told = bench.candidate("fp8")
+    for folder in (bench.results / "loads").iterdir():
+        cell = LoadCell(folder)
+        ran = list(cell.read()[0].values())
+        for part in folder.glob("part-*"):
+            part.unlink()
+        cell.append([replace(one, began=1e9 - one.began) for one in ran])
+        assert list(cell.read()[0]) == [one.trial for one in reversed(ran)]
+    assert bench("strategy=fp8").code == 0
+    again = bench.candidate("fp8")
+    assert all(again[key] == told[key] for key in ("decision", "pairs", "look"))
+    for name, metric in told["metrics"].items():
+        assert again["metrics"][name]["gain"] == pytest.approx(metric["gain"])
+
+
+@pytest.mark.slow
 def test_a_failed_measurement_is_told_and_taken_again(bench: Bench, layer: Callable[[str], list[str]]) -> None:
     words = layer("if (HERE / 'broken').exists(): raise MemoryError('no room')")
     (bench.results.parent / "broken").touch()

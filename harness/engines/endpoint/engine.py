@@ -120,6 +120,10 @@ class EndpointEngine(ServingEngine):
             raise BadInput(*problems)
         return found
 
+    @property
+    def gpus(self) -> int:
+        return 0  # the servers have them
+
     def missing(self) -> str | None:
         return None if find_spec("openai") else "pip install 'kvgate[endpoint]'"
 

@@ -40,6 +40,8 @@ class HFEngine(Engine):
         threads: CPU threads; 0 leaves torch's own choice.
         rows: rows that decode together, if several samples share a batch; those of one sample always do. Bounded by free memory
             too. It changes no result beyond rounding.
+        silence_s: a worker that answers nothing for so long hangs, and is ended; None waits for ever.
+        gpus_per_worker: GPUs that one model is spread over; None: all for a single worker, one each for several.
     """
 
     name: ClassVar[str] = "hf"
@@ -48,6 +50,8 @@ class HFEngine(Engine):
     prefill_chunk: int = 1024
     threads: int = 0
     rows: int = 32
+    silence_s: float | None = None
+    gpus_per_worker: int | None = None
 
     def __post_init__(self) -> None:
         if self.prefill_chunk < 1:
@@ -56,6 +60,10 @@ class HFEngine(Engine):
             raise ValueError(f"engine.threads must be 0 or more, got {self.threads}")
         if self.rows < 1:
             raise ValueError(f"engine.rows must be 1 or more, got {self.rows}")
+        if self.silence_s is not None and self.silence_s <= 0:
+            raise ValueError(f"engine.silence_s must be above 0, or null, got {self.silence_s}")
+        if self.gpus_per_worker is not None and self.gpus_per_worker < 1:
+            raise ValueError(f"engine.gpus_per_worker must be 1 or more, or null, got {self.gpus_per_worker}")
 
     def resolve(self, stack: Stack) -> Stack:
         return stack.settled(

