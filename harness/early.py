@@ -1,17 +1,19 @@
 """Early stop: a candidate that is shown harmful on a task is asked no more of its samples.
 
 Whether it is follows from the gate and from the records, taken in the samples' fixed order. Nothing is noted down, so the
-planner, a worker and the judge come to the same by themselves, whenever they look.
+planner, every worker and the judge come to the same by themselves, whenever they look; workers learn from the store what others
+have answered meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from harness.pairs import pair_up
+from harness.store import ResultStore
 from harness.types import Gate, Record, Sample
 from harness.verdict import harm_shown
 
@@ -52,6 +54,14 @@ class Harm:
             self._records[record.cell][record.sample_id] = record
             self._new.add(self._at[record.sample_id])
 
+    def learn(self, store: ResultStore, but: Mapping[str, Collection[str]] | None = None) -> None:
+        """Take in what the store has of samples that are not known yet, ``but`` those, by cell, that the caller notes itself."""
+        for cell in dict.fromkeys((self.rule.baseline, *self.rule.candidates)):
+            known = {sample for sample, record in self._records[cell].items() if record.final}
+            known |= set((but or {}).get(cell, ()))
+            if wanted := {sample.id: sample.hash for sample in self.samples if sample.id not in known}:
+                self.note(store.cell(cell).read(wanted)[0].values())
+
     def look(self) -> dict[str, int]:
         """The candidates that are newly shown harmful, and after how many units each was."""
         new = [self.samples[at] for at in self._new]
@@ -71,3 +81,16 @@ class Harm:
         if len(self.stopped) == len(set(self.rule.candidates)):
             return []
         return [cell for cell in cells if cell not in self.stopped]
+
+
+def still_asked(
+    missing: Mapping[str, set[str]], rule: Rule | None, samples: Sequence[Sample], store: ResultStore
+) -> dict[str, set[str]]:
+    """By cell address, what is missing of a group without what an early stop spares."""
+    if rule is None:
+        return dict(missing)
+    harm = Harm(rule, samples)
+    harm.learn(store)
+    harm.look()
+    asked = harm.asks(missing)
+    return {cell: ids if cell in asked else set() for cell, ids in missing.items()}

@@ -14,7 +14,7 @@ from typing import Any
 from harness import calibration, privacy
 from harness import compare as comparisons
 from harness import samples as sample_files
-from harness.early import Harm, Rule
+from harness.early import Rule, still_asked
 from harness.engines.base import CONTROL, Engine, ModelFacts, Support
 from harness.generation import Reserving, drawn, generation_of, num_items
 from harness.history import HISTORIES, link, most_tokens
@@ -126,16 +126,7 @@ class Plan(Setup):
 
     def to_run(self, group: Group) -> dict[str, set[str]]:
         """The same without what an early stop spares: samples of candidates that are shown harmful."""
-        missing, rule = self.missing(group), self._early_stop(group)
-        if rule is None:
-            return missing
-        harm = Harm(rule, group.samples)
-        hashes = {sample.id: sample.hash for sample in group.samples}
-        for address in {rule.baseline, *rule.candidates}:
-            harm.note(self.store.cell(address).read(hashes)[0].values())
-        harm.look()
-        asked = harm.asks(missing)
-        return {cell: ids if cell in asked else set() for cell, ids in missing.items()}
+        return still_asked(self.missing(group), self._early_stop(group), group.samples, self.store)
 
     def _early_stop(self, group: Group) -> Rule | None:
         """What stops candidates of a group early; None where nothing does."""

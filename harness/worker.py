@@ -21,6 +21,7 @@ from harness.early import Harm, Rule
 from harness.engines.base import Answer, Ask, Engine, Row, Session
 from harness.history import Heard, in_order, link, waves
 from harness.make import make
+from harness.pace import paced
 from harness.places import place
 from harness.stacks import make_stack
 from harness.store import ResultStore
@@ -28,6 +29,7 @@ from harness.types import BadInput, Record, Sample, State, Unsupported
 from strategies.stack import Stack
 from tasks.base import Task
 
+SHARE = 0.05  # of a worker's time that reading what others have answered may take
 PATIENCE = 3  # samples in a row that may fail in every row before the unit is given up
 
 
@@ -75,6 +77,7 @@ def _run_group(
     mode = {key: group[key] for key in ("compress", "prefill", "start", "seed")}
     left: dict[str, set[str]] = {}
     harm = _harm(group, samples, store)
+    catch_up = paced(lambda: harm and harm.learn(store, but=missing), share=SHARE)
     lost = 0  # samples in a row
 
     def keep(sample: Sample, answer: Answer) -> None:
@@ -90,6 +93,7 @@ def _run_group(
     size = session.together // len(cells) if harm else session.together  # rows that stop do so between two waves
     for wave in waves(asked, heard.before, 1 if unit.get("careful") else max(1, size)):
         if harm:
+            catch_up()
             _stop(harm, group)
             for sample in wave:
                 waiting[sample.id] = harm.asks(waiting[sample.id])
@@ -123,10 +127,8 @@ def _harm(group: Mapping[str, Any], samples: Sequence[Sample], store: ResultStor
     """What is known of the harm that candidates do, where that may stop them."""
     if not group["early_stop"]:
         return None
-    rule = Rule.from_json(group["early_stop"])
-    harm, hashes = Harm(rule, samples), {sample.id: sample.hash for sample in samples}
-    for cell in dict.fromkeys((rule.baseline, *rule.candidates)):
-        harm.note(store.cell(cell).read(hashes)[0].values())
+    harm = Harm(Rule.from_json(group["early_stop"]), samples)
+    harm.learn(store)
     return harm
 
 

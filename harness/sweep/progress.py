@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from harness.pace import paced
 from harness.plan import Group, Plan
 from harness.sweep.watch import addresses
 from harness.types import State
@@ -31,7 +31,7 @@ class Progress:
         self.waiting = sum(len(part["own"]) for shard in shards for part in shard["groups"])
         self.told = set[str]()
         self._lock = Lock()
-        self._next_look = 0.0
+        self.look = paced(self._look, share=SHARE, least_s=LOOK_S)
 
     def __enter__(self) -> Progress:
         done = self.total - self.waiting
@@ -61,11 +61,8 @@ class Progress:
             if over:
                 self._print_cells(self.groups[part["id"]], addresses(part))
 
-    def look(self) -> None:
-        """Count what is in the store, unless that was done a moment ago."""
-        began = time.monotonic()
-        if began < self._next_look:
-            return
+    def _look(self) -> None:
+        """Count what is in the store."""
         missing = {group.id: self.plan.to_run(group) for group in self.plan.groups}
         waiting = 0
         for part in (part for shard in self.shards for part in shard["groups"]):
@@ -73,8 +70,6 @@ class Progress:
             waiting += len(unanswered.intersection(part["own"]))
         self.bar.n = self.total - waiting
         self._show(self.bar.refresh)
-        now = time.monotonic()
-        self._next_look = now + max(LOOK_S, (now - began) / SHARE)
 
     def _tell_once(self, text: str) -> None:
         """What several workers find out, each by itself."""

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from harness import samples as sample_files
+from harness.early import Rule, still_asked
 from harness.places import Place, place, write_atomic
 from harness.store import ResultStore
 from harness.sweep.process import Process
@@ -129,7 +130,9 @@ class _Watch:
     def __init__(self, shard: Mapping[str, Any], seat: Seat, tell: Tell) -> None:
         self.shard, self.seat, self.tell = shard, seat, tell
         self.store = ResultStore(shard["results_dir"])
-        self.samples = {part["id"]: _own_samples(part) for part in shard["groups"]}
+        self.groups = {part["id"]: _samples(part) for part in shard["groups"]}
+        self.samples = {part["id"]: _own(self.groups[part["id"]], part) for part in shard["groups"]}
+        self.left = {(group, sample) for group, samples in self.samples.items() for sample in samples}  # not told of
         self.deaths: Counter[tuple[str, str]] = Counter()  # by (group, sample)
         self.in_a_row = 0  # deaths since the last answer
         self.careful = False
@@ -156,7 +159,11 @@ class _Watch:
                 self.deaths.subtract(at_work.keys())
             for (group, sample), cells in self.current.items():
                 if self.deaths[group, sample] == TRIES:
-                    self._give_up(self.samples[group][sample], cells, f"the worker {how} {TRIES} times on this sample")
+                    self._give_up(
+                        group, self.samples[group][sample], cells, f"the worker {how} {TRIES} times on this sample"
+                    )
+        for group, sample in sorted(self.left):  # nobody has to answer it any more
+            self._tell_answered(group, sample)
 
     def _waiting(self) -> list[dict[str, Any]]:
         """The shard's groups with what is missing, or none where nothing is; a sample that was given up is not tried again."""
@@ -166,9 +173,11 @@ class _Watch:
             missing = {}
             for cell in addresses(part):
                 records, _ = self.store.cell(cell).read(hashes)
-                missing[cell] = sorted(set(hashes) - {id for id, record in records.items() if record.final})
-            if any(missing.values()):
-                groups.append({**part, "missing": missing})
+                missing[cell] = set(hashes) - {id for id, record in records.items() if record.final}
+            rule = Rule.from_json(part["early_stop"]) if part["early_stop"] else None
+            asked = still_asked(missing, rule, self.groups[part["id"]], self.store)
+            if any(asked.values()):
+                groups.append({**part, "missing": {cell: sorted(ids) for cell, ids in asked.items()}})
         return groups
 
     def _dead(self, part: Mapping[str, Any], sample: str) -> bool:
@@ -203,12 +212,17 @@ class _Watch:
         elif kind == "answered":
             self.current.pop((event["group"], event["sample"]), None)
             self.in_a_row = 0
-            self.tell(event)
+            self._tell_answered(event["group"], event["sample"])
         elif kind == "stopped":
             self.tell(event)
         return bool(kind == "done")
 
-    def _give_up(self, sample: Sample, cells: Sequence[str], why: str) -> None:
+    def _tell_answered(self, group: str, sample: str) -> None:
+        if (group, sample) in self.left:
+            self.left.remove((group, sample))
+            self.tell({"event": "answered", "group": group, "sample": sample})
+
+    def _give_up(self, group: str, sample: Sample, cells: Sequence[str], why: str) -> None:
         """Record the sample on which workers keep dying as failed, in every cell that was waiting for it."""
         for cell in cells:
             crash = Record(
@@ -221,12 +235,15 @@ class _Watch:
                 fault="infrastructure",
             )
             self.store.cell(cell).append([crash])
-        self.tell({"event": "answered", "sample": sample.id})
+        self._tell_answered(group, sample.id)
 
 
-def _own_samples(part: Mapping[str, Any]) -> dict[str, Sample]:
+def _samples(part: Mapping[str, Any]) -> list[Sample]:
+    """All samples of a group, in their order."""
+    return sample_files.load(place(part["samples_file"]), part["n"])
+
+
+def _own(samples: Sequence[Sample], part: Mapping[str, Any]) -> dict[str, Sample]:
     """The samples of a group that are this shard's, by id."""
     own = set(part["own"])
-    return {
-        sample.id: sample for sample in sample_files.load(place(part["samples_file"]), part["n"]) if sample.id in own
-    }
+    return {sample.id: sample for sample in samples if sample.id in own}
