@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -63,9 +64,9 @@ def _carrying_out(command: Sequence[str], settings: Sequence[str]) -> Any:
         write_atomic(folder / "config.yaml", yaml.safe_dump(configs, sort_keys=False, allow_unicode=True))
         manifest = {**manifests.make_manifest(planned, command, notes=[*settings, *notes]), **known}
         manifest["privacy"] = jobs[0].config["privacy"]
-        manifest["reused"] = _reused(planned)
+        manifest["reused"], manifest["job"] = _reused(planned), uuid.uuid4().hex
         manifests.save(manifest, folder)
-        lost = execute(planned)
+        lost = execute(planned, manifest["job"])
         if controlled := kernels.with_controls(planned):
             manifest["groups"] = manifests.make_manifest(controlled, command)["groups"]
             if note := kernels.run(controlled):

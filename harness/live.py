@@ -22,6 +22,7 @@ from harness.report.format import number, signed
 from harness.report.tables import Table
 from harness.report.terminal import safe_line, table_text
 from harness.store import ResultStore
+from harness.sweep.watch import given_up
 from harness.types import BadInput, State
 
 CLEAR = "\x1b[H\x1b[J"
@@ -56,6 +57,7 @@ class View:
     groups_done: int
     lines: tuple[Line, ...]
     ended: bool
+    lost: tuple[str, ...] = ()  # why parts of the work were given up
 
 
 def watch(config: Mapping[str, Any]) -> int:
@@ -97,7 +99,10 @@ def look(run: str, results_dir: Place) -> View:
         sum(mine.values()) if shown else group["n"] * len(mine) - sum(_spared(judged.get(cell)) for cell in mine)
         for group, mine, shown in zip(manifest["groups"], answers, whole, strict=True)
     )
-    return View(manifest["name"], done, total, len(whole), sum(whole), tuple(lines), _ended(folder, manifest))
+    job = manifest.get("job")  # none of a run of before there were jobs
+    lost = manifest.get("lost") or (given_up(store.job(job)) if job else ())
+    ended = _ended(folder, manifest)
+    return View(manifest["name"], done, total, len(whole), sum(whole), tuple(lines), ended, tuple(lost))
 
 
 def _is_whole(group: Mapping[str, Any], answers: Mapping[str, int], judged: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -142,7 +147,7 @@ def _plain_lines() -> Generator[None, View, None]:
     pace, said = _Pace(), set[str]()
     while True:
         view = yield
-        lines = [_head(view, pace), *(safe_line(str(line)) for line in view.lines if line.decision)]
+        lines = [_head(view, pace), *(safe_line(str(line)) for line in view.lines if line.decision), *_lost(view)]
         for line in (line for line in lines if line not in said):
             print(line, flush=True)
         said |= set(lines)
@@ -186,7 +191,15 @@ def _table(lines: Iterable[Line]) -> str:
     return table_text(Table("So far", ("task", "strategy", "answers", "full", "score", "d", "verdict"), rows))
 
 
+def _lost(view: View) -> list[str]:
+    return [safe_line(f"given up: {problem}") for problem in view.lost]
+
+
 def _foot(view: View, every_s: float) -> str:
+    return "\n".join([*_lost(view), _hint(view, every_s)])
+
+
+def _hint(view: View, every_s: float) -> str:
     if view.ended:
         return f"kvgate report {view.name} shows the verdicts with their reasons."
     return f"Looked at every {every_s:g} s. What has no verdict yet is no evidence either way. Ctrl-C ends the watching only."

@@ -309,6 +309,9 @@ class ResultStore:
                 continue
             yield found
 
+    def job(self, name: str) -> Place:
+        return self.root / "jobs" / name
+
     def look(self, pair: str, samples: str, promise: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """Count this test of a pair of cells on a set of samples.
 

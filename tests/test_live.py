@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import live
+from harness.sweep.watch import write_outcome
 from tests.cli import Kvgate
 from tests.test_early import known  # noqa: F401  (a fixture)
 from tests.test_resume import start
@@ -52,6 +53,23 @@ def test_what_an_early_stop_spares_is_not_waited_for(known, kvgate: Kvgate) -> N
     (line,) = view.lines
     assert view.ended and view.done == view.total and view.groups_done == 1
     assert line.decision == "NO-GO" and line.answers < line.n
+
+
+def test_why_parts_of_a_run_were_given_up_is_shown_while_it_goes_on(kvgate: Kvgate) -> None:
+    assert kvgate.run("strategy=fp8").code == 0
+    cut(kvgate, 2)
+    file = kvgate.results / "runs" / "r" / "run.json"
+    manifest = json.loads(file.read_text())
+    shard = {"job_dir": str(kvgate.results / "jobs" / manifest["job"]), "number": 1}
+    assert live.look("r", kvgate.results).lost == ()  # all ended well, and was cleared away
+    write_outcome({**shard, "number": 0}, [])
+    write_outcome(shard, ["engine: the worker died"])
+    said = kvgate("watch", "r", f"results_dir={kvgate.results}", "once=true")
+    assert said.code == 0 and said.out.count("given up: engine: the worker died") == 1
+    file.write_text(
+        json.dumps({**manifest, "lost": ["fp8: engine: the worker died"]})
+    )  # as the end of the run tells it
+    assert live.look("r", kvgate.results).lost == ("fp8: engine: the worker died",)
 
 
 def test_a_terminal_gets_one_screen(kvgate: Kvgate, monkeypatch: pytest.MonkeyPatch) -> None:

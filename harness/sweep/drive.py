@@ -15,16 +15,17 @@ from harness.sweep.watch import outcome
 from harness.types import BadInput
 
 
-def execute(plan: Plan) -> list[str]:
+def execute(plan: Plan, job: str = "") -> list[str]:
     """Run every sample that is missing, with a progress bar; finished cells are marked and printed as they come.
 
-    Returns why shards were given up; the others were run. Raises BadInput if none could be.
+    What comes of each shard is in the store's folder of ``job`` meanwhile. Returns why shards were given up; the others were
+    run. Raises BadInput if none could be.
     """
     for group in plan.groups:
         for cell in group.cells:
             plan.store.note_ask(cell.ask)
     plan.executor.settle(plan)
-    shards = cut(plan)
+    shards = cut(plan, job)
     with Progress(plan, shards) as progress:
         lost = plan.executor.run(shards, progress) if shards else {}
     for group in plan.groups:

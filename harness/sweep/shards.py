@@ -27,9 +27,12 @@ class Atom(NamedTuple):
     weight: float
 
 
-def cut(plan: Plan) -> list[dict[str, Any]]:
-    """The work that is missing, as shards; each is plain data that can be sent to another process or machine."""
-    job_dir = str(plan.store.root / "jobs" / uuid.uuid4().hex)
+def cut(plan: Plan, job: str = "") -> list[dict[str, Any]]:
+    """The work that is missing, as shards; each is plain data that can be sent to another process or machine.
+
+    ``job`` names the folder in the store where what comes of them is written; "" makes a name up.
+    """
+    job_dir = str(plan.store.job(job or uuid.uuid4().hex))
     missing = {group.id: plan.to_run(group) for group in plan.groups}
     units = plan.units()
     anything = any(ids for cells in missing.values() for ids in cells.values())

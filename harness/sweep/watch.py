@@ -13,7 +13,7 @@ from typing import Any
 
 from harness import samples as sample_files
 from harness.early import Rule, still_asked
-from harness.places import Place, place, write_atomic
+from harness.places import Place, place, read_all, write_atomic
 from harness.store import ResultStore
 from harness.sweep.process import Process
 from harness.types import BadInput, Record, Sample, State
@@ -113,6 +113,15 @@ def outcome(shard: Mapping[str, Any]) -> dict[str, Any] | None:
         return dict(json.loads(_outcome_file(shard).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
+
+
+def given_up(job: Place) -> list[str]:
+    """Why shards of this job that have ended were given up, as far as it has not been told and cleared away."""
+    try:
+        outcomes = [json.loads(content) for content in read_all(sorted(job.glob("*.json"), key=str))]
+    except FileNotFoundError:
+        return []
+    return list(dict.fromkeys(problem for came in outcomes for problem in came["problems"]))
 
 
 def _outcome_file(shard: Mapping[str, Any]) -> Place:
