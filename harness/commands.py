@@ -6,9 +6,10 @@ import gc
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -20,8 +21,12 @@ from harness.places import Place, place, write_atomic
 from harness.store import ResultStore
 from harness.types import BadInput, Gate, strangers
 
+if TYPE_CHECKING:
+    from harness.plan import Job, Plan
+    from harness.sweep.kinds import Outcome
 
-def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
+
+def run(jobs: Sequence[Job], command: Sequence[str]) -> int:
     """Plan, execute what is missing, judge, report. Returns the exit code."""
     from harness import difficulty
     from harness.dry_run import describe
@@ -37,7 +42,9 @@ def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
         return 0
     settings = [difficulty.find(search) for search in searches]
     print(*settings, sep="\n", end="\n" * bool(settings))
-    outcome = sweep.run(difficulty.settled(jobs, settings), asked, _carrying_out(command, list(map(str, settings))))
+    outcome = sweep.run(
+        difficulty.settled(jobs, settings), asked, partial(_carry_out, command, list(map(str, settings)))
+    )
     print(reports.text_table(outcome.verdict))
     print(f"report: {outcome.folder / 'report.html'}")
     if outcome.lost:
@@ -45,41 +52,48 @@ def run(jobs: Sequence[Any], command: Sequence[str]) -> int:
     return strict_exit(outcome.verdict) if outcome.gate.strict else 0
 
 
-def _carrying_out(command: Sequence[str], settings: Sequence[str]) -> Any:
-    """How a sweep has jobs carried out. ``settings`` were found beforehand, and go into every report."""
+def _carry_out(
+    command: Sequence[str],
+    settings: Sequence[str],
+    jobs: Sequence[Job],
+    *,
+    notes: Sequence[str] = (),
+    facts: Callable[[Plan], Mapping[str, Any]] = lambda plan: {},
+) -> Outcome:
+    """Plans, runs what is missing, judges and reports: how a sweep has jobs carried out (``CarryOut``).
+
+    ``settings`` were found beforehand, and go into every report.
+    """
     from harness import kernels
     from harness.plan import plan
     from harness.sweep.drive import execute
     from harness.sweep.kinds import Outcome
 
-    def carry_out(jobs: Sequence[Any], *, notes: Sequence[str] = (), facts: Any = lambda plan: {}) -> Outcome:
-        planned = plan(jobs)
-        known = facts(planned)
-        for group in planned.groups:
-            for cell in group.cells:
-                for damage in planned.store.cell(cell.address).repair():
-                    print(f"{damage}; moved aside, that sample runs again")
-        folder = planned.store.run(planned.name)
-        configs = [{"overrides": list(job.overrides), "config": dict(job.config)} for job in jobs]
-        write_atomic(folder / "config.yaml", yaml.safe_dump(configs, sort_keys=False, allow_unicode=True))
-        manifest = {**manifests.make_manifest(planned, command, notes=[*settings, *notes]), **known}
-        manifest["privacy"] = jobs[0].config["privacy"]
-        manifest["reused"], manifest["job"] = _reused(planned), uuid.uuid4().hex
-        manifests.save(manifest, folder)
-        lost = execute(planned, manifest["job"])
-        if controlled := kernels.with_controls(planned):
-            manifest["groups"] = manifests.make_manifest(controlled, command)["groups"]
-            if note := kernels.run(controlled):
-                manifest["notes"].append(note)
-        manifest["lost"] = lost
-        manifests.save(manifest, folder)
-        verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare)
-        return Outcome(folder, verdict, planned.gate, lost)
-
-    return carry_out
+    planned = plan(jobs)
+    known = facts(planned)
+    for group in planned.groups:
+        for cell in group.cells:
+            for damage in planned.store.cell(cell.address).repair():
+                print(f"{damage}; moved aside, that sample runs again")
+    folder = planned.store.run(planned.name)
+    configs = [{"overrides": list(job.overrides), "config": dict(job.config)} for job in jobs]
+    write_atomic(folder / "config.yaml", yaml.safe_dump(configs, sort_keys=False, allow_unicode=True))
+    manifest = {**manifests.make_manifest(planned, command, notes=[*settings, *notes]), **known}
+    manifest["privacy"] = jobs[0].config["privacy"]
+    manifest["reused"], manifest["job"] = _reused(planned), uuid.uuid4().hex
+    manifests.save(manifest, folder)
+    lost = execute(planned, manifest["job"])
+    if controlled := kernels.with_controls(planned):
+        manifest["groups"] = manifests.make_manifest(controlled, command)["groups"]
+        if note := kernels.run(controlled):
+            manifest["notes"].append(note)
+    manifest["lost"] = lost
+    manifests.save(manifest, folder)
+    verdict = _judge_and_write(planned.store, folder, manifest, planned.gate, planned.compare)
+    return Outcome(folder, verdict, planned.gate, lost)
 
 
-def _reused(planned: Any) -> list[str]:
+def _reused(planned: Plan) -> list[str]:
     """Addresses of the cells that were finished before this run was started for the first time."""
     try:
         _, before = manifests.load(str(planned.store.run(planned.name)), planned.store.root)

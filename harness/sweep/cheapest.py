@@ -61,7 +61,7 @@ class Cheapest(Sweep):
         tried: list[tuple[Entrant, str]] = []
         lost: list[str] = []
         confirmation: Outcome | None = None
-        confirmed, failed = 0, []
+        confirmed, failed = 0, list[str]()
         for outcome, entrant, decision in self._selected(entrants, carry_out):
             lost += outcome.lost
             tried.append((entrant, decision))

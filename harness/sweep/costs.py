@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from harness.bench import metrics, trials
+from harness.places import Place
 from harness.plan import BASELINE, Group, Plan, PlannedCell
 from harness.store import ResultStore
 from harness.types import BadInput, Measurement, canonical
@@ -76,7 +77,7 @@ def _candidates(plan: Plan) -> list[tuple[Group, PlannedCell]]:
 
 def _asks(store: ResultStore) -> list[tuple[str, dict[str, Any]]]:
     """Address and ask of every timed load in the store."""
-    files = sorted(store.root.glob("loads/*/ask.json"), key=str)
+    files: list[Place] = sorted(store.root.glob("loads/*/ask.json"), key=str)
     return [(file.parent.name, json.loads(file.read_text(encoding="utf-8"))) for file in files]
 
 
