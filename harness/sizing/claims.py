@@ -498,7 +498,7 @@ def _unchecked() -> list[Claim]:
             "vLLM blog, June 2023",
             24.0,
             None,
-            "against Transformers without batching; the paper has 2 to 4 times; needs both on one GPU",
+            "against Transformers without batching, the paper has 2 to 4 times, both on one GPU; benchmarks/batching.py has it on a CPU",
         ),
         Claim(
             "INF2 gains 3.5 times",
@@ -526,7 +526,7 @@ def _unchecked() -> list[Claim]:
             "source not found",
             1900 / 800,
             None,
-            "neither model nor hardware is known",
+            "neither model nor hardware is known; benchmarks/batching.py has the comparison on a CPU",
         ),
         Claim(
             "ICMS: 5 times the tokens a second",
