@@ -498,7 +498,7 @@ def _unchecked() -> list[Claim]:
             "vLLM blog, June 2023",
             24.0,
             None,
-            "against Transformers without batching, the paper has 2 to 4 times, both on one GPU; benchmarks/batching.py has it on a CPU",
+            "against Transformers without batching, the paper has 2 to 4, both on one GPU; on a CPU: benchmarks/batching.py",
         ),
         Claim(
             "INF2 gains 3.5 times",

@@ -1,12 +1,13 @@
-"""The launcher that makes a grid one job: it composes every point of the grid and hands them over together.
+"""The launcher that makes a grid one job, and its sweeper: every point is composed once, and all are handed over together.
 
-Hydra accepts launchers from a ``hydra_plugins`` package only; everything of substance is in ``harness``.
+Hydra accepts both from a ``hydra_plugins`` package only; everything of substance is in ``harness``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -35,5 +36,15 @@ class KvgateLauncher(Launcher):
         return [JobReturn(overrides=list(words), status=JobStatus.COMPLETED) for words in job_overrides]
 
 
-NODE = {"_target_": "hydra_plugins.kvgate_launcher.KvgateLauncher"}
-ConfigStore.instance().store(group="hydra/launcher", name="kvgate", node=NODE, provider="kvgate")
+class KvgateSweeper(BasicSweeper):
+    """Hydra's own sweeper, which composes every point to see that it can be and throws it away: our launcher does so anyway,
+    before anything runs."""
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        pass
+
+
+LAUNCHER = {"_target_": "hydra_plugins.kvgate_launcher.KvgateLauncher"}
+SWEEPER = {"_target_": "hydra_plugins.kvgate_launcher.KvgateSweeper", "max_batch_size": None, "params": None}
+ConfigStore.instance().store(group="hydra/launcher", name="kvgate", node=LAUNCHER, provider="kvgate")
+ConfigStore.instance().store(group="hydra/sweeper", name="kvgate", node=SWEEPER, provider="kvgate")

@@ -196,14 +196,14 @@ def test_a_poison_sample_is_a_failed_record_and_the_rest_goes_on(
     finish(start(results, tiny, run, env=broken))
     (cell,) = json.loads((results / "runs" / "r" / "verdict.json").read_text())["cells"]
     mine = [record for (address, _), record in said(results).items() if address == cell["address"]]
-    failed = [record for record in mine if record.state == State.FAILED]
+    failed = [record for record in mine if record["state"] == State.FAILED]
     assert len(mine) == 12 and 0 < len(failed) < 12
-    assert all(told in record.error and record.score is None for record in failed)
+    assert all(told in record["error"] and record["score"] is None for record in failed)
     if how != "swell":
-        assert all(record.fault == "infrastructure" for record in failed)
+        assert all(record["fault"] == "infrastructure" for record in failed)
         assert cell["left_out"] == len(failed) and cell["n"] <= 12 - len(failed)
         page = (results / "runs" / "r" / "report.html").read_text()
-        assert all(record.sample_id in page for record in failed[:5])
+        assert all(record["sample_id"] in page for record in failed[:5])
 
 
 # --- Ray ---
