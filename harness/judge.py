@@ -581,8 +581,8 @@ def _rows(group: GroupRecords) -> list[dict[str, Any]]:
                     "token_ids": list(response.token_ids) if response else None,
                     "fidelity": response.fidelity if response else None,
                     "parts": dict(record.parts) if record else None,
-                    "evidence": [asdict(evidence) for evidence in record.evidence] if record else None,
-                    "memory": asdict(record.memory) if record and record.memory else None,
+                    "evidence": [dict(vars(evidence)) for evidence in record.evidence] if record else None,
+                    "memory": dict(vars(record.memory)) if record and record.memory else None,
                 }
             )
     return rows

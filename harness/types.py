@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal
 
 
@@ -101,7 +102,7 @@ class Sample:
     temperature: float = 0.0  # 0: greedy
     think: Thinking | None = None
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Digest of all that the model sees and is judged by; two records pair only if it is equal."""
         facts = asdict(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,8 +12,11 @@ import pyarrow.parquet as pq
 
 from harness.report.format import missing
 
+encode = json.JSONEncoder(sort_keys=True).encode
+
+OF_MEMORY = "memory_"
 MEMORY = tuple(
-    f"memory_{name}"
+    f"{OF_MEMORY}{name}"
     for name in (
         *("stored_bytes", "stored_bytes_end", "formula_bytes", "working_bytes", "peak_bytes", "unpacked_elements"),
         "full_elements",
@@ -32,7 +36,7 @@ SCHEMA = pa.schema(
         *((name, pa.bool_()) for name in ("thinking_cut", "acted")),
         *((name, pa.string()) for name in JSONS),
         *((name, pa.int64()) for name in MEMORY),
-        ("memory_kept_fraction", pa.float64()),
+        (f"{OF_MEMORY}kept_fraction", pa.float64()),
     ]
 )
 
@@ -42,23 +46,25 @@ def render(records: pd.DataFrame) -> bytes:
 
     ``parts``, ``fidelity`` and ``evidence`` are JSON texts, because layers differ in what they tell.
     """
-    rows = [_row(row) for row in records.to_dict("records")]
+    memory = [{} if missing(held) else held for held in _of(records, "memory")]
+    columns = [_column(field, _values(field.name, records, memory)) for field in SCHEMA]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink)
+    pq.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), sink)
     return bytes(sink.getvalue())
 
 
-def _row(record: dict[str, Any]) -> dict[str, Any]:
-    memory = record.get("memory")
-    known = {**record, **({} if missing(memory) else {f"memory_{name}": value for name, value in memory.items()})}
-    return {field.name: _value(field, known.get(field.name)) for field in SCHEMA}
+def _values(name: str, records: pd.DataFrame, memory: Sequence[Mapping[str, Any]]) -> Sequence[Any] | pd.Series:
+    """What the records have in a column, or their memory has of that name."""
+    if name.startswith(OF_MEMORY):
+        return [held.get(name.removeprefix(OF_MEMORY)) for held in memory]
+    return _of(records, name)
 
 
-def _value(field: pa.Field, value: Any) -> Any:
-    if missing(value):
-        return None
+def _of(records: pd.DataFrame, name: str) -> Sequence[Any] | pd.Series:
+    return records.get(name, [None] * len(records))
+
+
+def _column(field: pa.Field, values: Sequence[Any] | pd.Series) -> pa.Array:
     if field.name in JSONS:
-        return json.dumps(value, sort_keys=True)
-    if field.type == pa.string():
-        return str(value)
-    return int(value) if field.type == pa.int64() else value
+        values = [None if missing(value) else encode(value) for value in values]
+    return pa.array(values, type=field.type, from_pandas=True)

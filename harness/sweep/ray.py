@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,11 +99,10 @@ class RayExecutor(Executor):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
 
-        own = {"include_dashboard": False, "object_store_memory": OBJECTS_BYTES}
+        own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS_BYTES}
+        options = {} if self.address else own
         try:
-            ray.init(
-                self.address or "local", log_to_driver=False, logging_level="ERROR", **({} if self.address else own)
-            )
+            ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             rule = "executor.address must be that of a Ray cluster, auto, or null for one of its own"
