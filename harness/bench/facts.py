@@ -12,7 +12,7 @@ import numpy as np
 from harness.bench import metrics, roofline
 from harness.bench.metrics import SLO
 from harness.payoff import METRICS
-from harness.types import Served
+from harness.types import Request, Served
 
 GIB = 2**30
 TAIL_VALUES = 100  # below so many values the 99th percentile is but the largest, and not told
@@ -26,7 +26,6 @@ def measured(served: Served, slo: SLO) -> dict[str, float | None]:
     requests = served.requests
     ttft = [metrics.ttft_s(request) for request in requests]
     gaps, lost = metrics.pooled_itl_s(requests), sum(bool(request.error) for request in requests)
-    lost_gaps = math.ceil(lost * len(gaps) / max(1, len(requests) - lost))  # taken to be as many as the others had
     return {
         "throughput": metrics.output_tokens_s(requests),
         "requests": metrics.requests_s(requests),
@@ -34,11 +33,17 @@ def measured(served: Served, slo: SLO) -> dict[str, float | None]:
         "ttft_p50": _percentile(ttft, lost, 50),
         "ttft_p99": _percentile(ttft, lost, 99),
         "tpot_p50": _percentile([metrics.tpot_s(request) for request in requests], lost, 50),
-        "itl_p99": _percentile(gaps, lost_gaps, 99),
+        "itl_p99": _percentile(gaps, _lost_gaps(gaps, requests), 99),
         "e2e_p50": _percentile([metrics.e2e_s(request) for request in requests], lost, 50),
         "peak": served.memory.peak_bytes,
         "capacity": GIB / served.memory.kv_bytes_per_token,
     }
+
+
+def _lost_gaps(gaps: Sequence[float | None], requests: Sequence[Request]) -> int:
+    """Gaps of the requests that failed, taken to have as many as the others had."""
+    lost = sum(bool(request.error) for request in requests)
+    return math.ceil(lost * len(gaps) / max(1, len(requests) - lost))
 
 
 def _percentile(values: Sequence[float | None], lost: int, percent: float) -> float | None:
@@ -69,12 +74,15 @@ def facts(mine: Trials, slo: SLO, manifest: Mapping[str, Any], point: Mapping[st
         "itl": metrics.pooled_itl_s(requests),
         "e2e": [metrics.e2e_s(request) for request in requests],
     }
+    failed = sum(bool(request.error) for request in requests)
+    lost = {name: _lost_gaps(times, requests) if name == "itl" else failed for name, times in pooled.items()}
     last = list(mine.values())[-1] if mine else None
     return {
         "values": values,
         "latencies": {name: _spread(times) for name, times in pooled.items()},
+        "ecdf_s": {name: metrics.ecdf(times, lost[name]) for name, times in pooled.items()},
         "requests": len(requests),
-        "failed": sum(bool(request.error) for request in requests),
+        "failed": failed,
         "attainment": metrics.attainment(requests, slo),
         "cached_share": metrics.cached_share(requests),
         "memory": asdict(last.memory) if last else None,

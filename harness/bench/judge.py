@@ -59,7 +59,11 @@ def judge(store: ResultStore, manifest: Mapping[str, Any], payoff: Payoff) -> di
         "baseline": {
             "strategy": points[0]["arms"][0]["strategy"],
             "points": [
-                facts.facts(alone, payoff.slo, manifest, point) for alone, point in zip(baseline, points, strict=True)
+                {
+                    "allocated": _allocates(store, point["arms"][0]),
+                    **facts.facts(alone, payoff.slo, manifest, point),
+                }
+                for alone, point in zip(baseline, points, strict=True)
             ],
         },
         "candidates": judged,
@@ -108,7 +112,7 @@ def _candidate(
         ]
         decision, _ = judge_setting(mine, idle=_idle(one.mine))
         notes += notes_of.of_setting(arm["strategy"], one.mine, one.failures)
-        allocated = "kv_bytes_per_token" in store.load(one.arm["address"]).loaded()
+        allocated = _allocates(store, one.arm)
         for trial in one.trials[-1:]:
             told = notes_of.of_memory(one.full[trial], one.mine[trial], point["load"], allocated)
             notes += [f"{arm['strategy']}: {_at(point, words)}" for words in told]
@@ -120,6 +124,7 @@ def _candidate(
                 "pairs": len(one.trials),
                 "look": look,
                 "metrics": {verdict.metric: _metric_json(verdict) for verdict in mine},
+                "allocated": allocated,
                 **facts.facts(one.mine, payoff.slo, manifest, point),
             }
         )
@@ -138,6 +143,11 @@ def _candidate(
         "points": at,
         "curve": {verdict.metric: _metric_json(verdict) for verdict in curve},
     }
+
+
+def _allocates(store: ResultStore, arm: Mapping[str, Any]) -> bool:
+    """Whether its engine has told what it allocates for a token: else the bytes of a token are by formula."""
+    return "kv_bytes_per_token" in store.load(arm["address"]).loaded()
 
 
 def _at(point: Mapping[str, Any], words: str) -> str:

@@ -7,9 +7,11 @@ tokens, takes its time, and meets no target.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -185,6 +187,24 @@ def percentile(values: Iterable[float | None], percent: float, alpha: float = 0.
         return None
     value = float(np.percentile(known, percent))
     return Percentile(value, stats.quantile_interval(known, percent / 100, alpha), len(known))
+
+
+class Step(NamedTuple):
+    """A value, and the share of all values that are not longer."""
+
+    seconds: float
+    share: float
+
+
+def ecdf(values: Iterable[float | None], lost: int = 0, most: int = 64) -> list[Step]:
+    """The empirical distribution of the values that are there, and of ``lost`` more that are longer than any.
+
+    Every value where they are no more than ``most``, else so many, at even ranks with the shortest and the longest among them.
+    """
+    known = sorted(value for value in values if value is not None)
+    ranks = np.linspace(1, len(known), min(most, len(known))).round().astype(int)
+    chosen = dict.fromkeys(known[rank - 1] for rank in ranks)
+    return [Step(value, bisect_right(known, value) / (len(known) + lost)) for value in chosen]
 
 
 def pooled_itl_s(requests: Iterable[Request]) -> list[float]:
