@@ -40,7 +40,7 @@ def write(folder: Place, verdict: Mapping[str, Any], records: pd.DataFrame) -> l
         "junit.xml": junit.render(verdict),
         "records.parquet": parquet.render(records),
         **lmeval.render(verdict),
-        **{f"plots/{picture.file}": picture.png for picture in pictures},
+        **{name: content for picture in pictures for name, content in picture.files.items()},
     }
     some = {
         "comparisons.csv": sheet.comparisons(verdict),
@@ -50,7 +50,7 @@ def write(folder: Place, verdict: Mapping[str, Any], records: pd.DataFrame) -> l
     }
     files |= {name: encode(text) for name, text in some.items() if text}
     results = [f"lm_eval/{path.parent.name}/{path.name}" for path in folder.glob("lm_eval/*/results_*.json")]
-    known = (*some, *results, *(f"plots/{file}" for file in plots.FILES))
+    known = (*some, *results, *plots.FILES)
     remove(folder / name for name in known if name not in files)
     return [write_atomic(folder / name, content) for name, content in files.items()]
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.payoff import METRICS
-from harness.places import Place, write_atomic
+from harness.places import Place, remove, write_atomic
 from harness.report.format import MINUS, MISSING, count, general, missing, percent, plain, size
 from harness.report.html import template
 from harness.report.markdown import bullets, escape, table_grid
-from harness.report.plots import curves, pareto
-from harness.report.plots.theme import Plot
+from harness.report.plots import BENCH_FILES, Plot, draw_bench
 from harness.report.tables import DECISION, Table
 from harness.report.terminal import safe_line, table_text
 
@@ -51,10 +50,12 @@ class BenchPage:
 
 
 def write(folder: Place, verdict: Mapping[str, Any]) -> Place:
-    """Write bench.html and bench.md into ``folder``; returns the HTML page."""
+    """Write bench.html, bench.md and the pictures into ``folder``; returns the HTML page. Older pictures go."""
     page = build(verdict)
-    for plot in page.plots:
-        write_atomic(folder / "plots" / plot.file, plot.png)
+    pictures = {name: content for plot in page.plots for name, content in plot.files.items()}
+    remove(folder / name for name in BENCH_FILES if name not in pictures)
+    for name, content in pictures.items():
+        write_atomic(folder / name, content)
     write_atomic(folder / "bench.md", markdown(page).encode())
     return write_atomic(
         folder / "bench.html", template("bench.html.j2").render(page=page, decision_column=DECISION).encode()
@@ -100,7 +101,7 @@ def build(verdict: Mapping[str, Any]) -> BenchPage:
             f"What was measured at equal SLO: {_slo(verdict)}.",
         ),
         command=verdict["command"],
-        plots=tuple(plot for plot in (curves.draw(verdict), pareto.draw(verdict)) if plot),
+        plots=tuple(draw_bench(verdict)),
     )
 
 
@@ -317,7 +318,7 @@ def markdown(page: BenchPage) -> str:
     for table, note in page.tables:
         blocks += [f"## {table.title}", table_grid(table), *([escape(note)] if note else [])]
     for plot in page.plots:
-        blocks += [f"## {plot.title}", f"![{escape(plot.alt)}](plots/{plot.file})", escape(plot.caption)]
+        blocks += [f"## {plot.title}", f"![{escape(plot.alt)}](plots/{plot.name}.png)", escape(plot.caption)]
     blocks += ["## Why", bullets(page.reasons), "## What this claims, and what it does not", bullets(page.scope)]
     blocks += ["## How to reproduce", f"    {escape(page.command)}"]
     return "\n\n".join(blocks) + "\n"

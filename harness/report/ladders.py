@@ -68,7 +68,11 @@ def told(outlook: Outlook) -> list[str]:
 def rows(outlook: Outlook) -> list[dict[str, Any]]:
     """The points of every curve, as they are drawn."""
     return [
-        {"ladder": curve.policy, "option": curve.option, "task": curve.task, **vars(rung), "knee": at == curve.knee}
+        {
+            **{"ladder": curve.policy, "option": curve.option, "task": curve.task, "margin": curve.margin},
+            **vars(rung),
+            "knee": at == curve.knee,
+        }
         for curve in curves(outlook)
         for at, rung in enumerate(curve.rungs)
     ]

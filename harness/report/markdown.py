@@ -76,7 +76,7 @@ def _blocks(page: Page, pictures: Sequence[Plot], metadata: str) -> Iterator[str
     yield bullets(f"{term}: {meaning}" for term, meaning in page.glossary)
     yield "## Plots"
     for picture in pictures:
-        yield f"![{escape(picture.alt)}](plots/{picture.file})"
+        yield f"![{escape(picture.alt)}](plots/{picture.name}.png)"
         yield f"*{escape(picture.caption)}*"
     yield "## Strategy by strategy"
     yield escape(page.memory_note)

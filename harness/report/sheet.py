@@ -49,14 +49,14 @@ def render(verdict: Mapping[str, Any]) -> str:
     """The table as CSV text. A null is an empty field; the header is the same for every verdict."""
     outlook = Outlook(verdict)
     rows = [_row(outlook, strategy, cell) for strategy in outlook.strategies for cell in outlook.of(strategy["name"])]
-    return _csv(_row(outlook, {}, {}), rows)
+    return csv_text(_row(outlook, {}, {}), rows)
 
 
 def comparisons(verdict: Mapping[str, Any]) -> str:
     """Candidate against candidate as CSV text; empty if there is no such comparison."""
     outlook = Outlook(verdict)
     rows = [_comparison(outlook, pair) for pair in outlook.comparisons]
-    return _csv(_comparison(outlook, {}), rows) if rows else ""
+    return csv_text(_comparison(outlook, {}), rows) if rows else ""
 
 
 def families_sheet(verdict: Mapping[str, Any]) -> str:
@@ -65,24 +65,25 @@ def families_sheet(verdict: Mapping[str, Any]) -> str:
     rows = [{**_run(outlook), **asdict(one), **one.decisions} for one in families.families(outlook)]
     for row in rows:
         del row["decisions"]
-    return _csv(rows[0], rows) if rows else ""
+    return csv_text(rows[0], rows) if rows else ""
 
 
 def routing(verdict: Mapping[str, Any]) -> str:
     """The stack to take for each task as CSV text; empty if one strategy was judged."""
     outlook = Outlook(verdict)
     rows = [{**_run(outlook), **asdict(route)} for route in families.routes(outlook)]
-    return _csv(rows[0], rows) if rows else ""
+    return csv_text(rows[0], rows) if rows else ""
 
 
 def ladders_sheet(verdict: Mapping[str, Any]) -> str:
     """The points of the ladders' curves as CSV text; empty if there is no ladder."""
     outlook = Outlook(verdict)
     rows = [{**_run(outlook), **row} for row in ladders.rows(outlook)]
-    return _csv(rows[0], rows) if rows else ""
+    return csv_text(rows[0], rows) if rows else ""
 
 
-def _csv(header: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
+def csv_text(header: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows of the same keys as CSV text: what is missing is an empty field, and no text is a formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

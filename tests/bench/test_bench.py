@@ -27,10 +27,10 @@ from harness.engines.endpoint import engine as endpoint
 from harness.engines.hf import timing
 from harness.engines.hf.engine import HFEngine
 from harness.report import bench as reports
-from harness.report.plots import curves, pareto
+from harness.report.plots import curves
 from harness.stacks import make_stack
 from harness.store import LoadCell, ResultStore
-from harness.types import Decision, Evidence, LoadMemory, Measurement, Request, Served
+from harness.types import Evidence, LoadMemory, Measurement, Request, Served
 from strategies.evict.snapkv import SnapKV
 from strategies.stack import Stack
 from tests.bench.conftest import Bench
@@ -62,7 +62,13 @@ def test_what_a_run_measures_and_leaves_behind(bench: Bench, kvgate: Kvgate) -> 
     assert fp8["usd_per_million_tokens"] == pytest.approx(1000 / fp8["values"]["throughput"])
     assert fp8["attainment"] == 1.0 and fp8["metrics"]["goodput"]["gain"]["pairs"] == 5
     assert fp8["values"]["ttft_p99"] is None and verdict["notes"] == []
+    pictures = {file.name for file in (bench.results / "runs/b/plots").iterdir()}
+    drawn = ("latencies", "quality_throughput", "load_memory")
+    assert pictures == {f"{name}.{kind}" for name in drawn for kind in ("svg", "png", "csv")}
     baseline, mine = bench.measurements("baseline"), bench.measurements("candidate")
+    taken = [r for trial, one in mine.items() if "warm-up" not in trial for r in one.served.requests]  # type: ignore[union-attr]
+    times = {r.first_token_s - r.sent_s for r in taken}  # type: ignore[operator]
+    assert [time for time, _ in fp8["ecdf_s"]["ttft"]] == sorted(times)
     assert set(baseline) == set(mine)  # warm-up and five trials
     places = [(baseline[trial].place, mine[trial].place) for trial in mine if "warm-up" not in trial]
     assert sorted(places) == [(0, 2)] * 3 + [(2, 0)] * 2
@@ -290,7 +296,7 @@ def test_names_and_reasons_are_shown_and_never_interpreted(bench: Bench) -> None
     reports.write(bench.results, verdict)
     assert "<script>" not in (bench.results / "bench.html").read_text()
     assert "<script>" not in reports.markdown(page) and r"\|" in reports.markdown(page)
-    assert {plot.file for plot in page.plots} == {"curves.png", "pareto.png"}
+    assert {plot.name for plot in page.plots} == {"curves", "quality_throughput"}
     for one in verdict["candidates"]:
         one["quality"] = None
     assert "not judged here" in reports.text(verdict) and len(reports.build(verdict).plots) == 1
@@ -303,6 +309,7 @@ def _verdict(name: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "values": dict.fromkeys(reports.METRICS, 1.0),
         "latencies": {kind: empty for kind in ("queue", "ttft", "tpot", "itl", "e2e")},
+        "ecdf_s": {kind: [] for kind in ("queue", "ttft", "tpot", "itl", "e2e")},
         "requests": 1,
         "failed": 0,
         "cached_share": 0.5,
@@ -481,12 +488,6 @@ def test_a_load_of_which_nothing_was_measured_has_no_picture() -> None:
     for arm in (verdict["baseline"], *verdict["candidates"]):
         arm["points"] = [{**at, **nothing} for at in arm["points"]]
     assert curves.draw(verdict) is None
-
-
-def test_settings_that_are_alike_do_not_beat_each_other() -> None:
-    one, same = (pareto.Setting(name, 1.2, 0.0, 0.5, Decision.GO) for name in "ab")
-    slower = pareto.Setting("c", 1.1, 0.0, 0.5, Decision.GO)
-    assert pareto.front([one, same, slower]) == [one, same]
 
 
 @pytest.mark.slow

@@ -15,9 +15,11 @@ import pytest
 
 from harness import report
 from harness.report import flips, format, lmeval, markdown, sheet
+from harness.report.plots import FILES
+from harness.report.plots.picture import paths
 from harness.types import Decision
 
-PLOTS = ("task_strategy.png", "quality_bytes.png", "needle_length_depth.png", "fidelity.png")
+PLOTS = ("task_strategy", "quality_bytes", "needle_length_depth", "output_length", "fidelity", "memory")
 
 
 class Tags(HTMLParser):
@@ -44,11 +46,11 @@ def page(written) -> Tags:
 def test_every_file_is_written_and_nothing_else_is_left(written):
     tables = ("summary.csv", "comparisons.csv", "families.csv", "routing.csv")
     machines = ("junit.xml", "records.parquet", *lmeval.render(written.verdict))
-    expected = {"report.html", "report.md", *tables, *machines, *(f"plots/{name}" for name in PLOTS)}
+    expected = {"report.html", "report.md", *tables, *machines, *(path for name in PLOTS for path in paths(name))}
     on_disk = {str(p.relative_to(written.folder)) for p in written.folder.rglob("*") if p.is_file()}
     assert on_disk == expected == {str(p.relative_to(written.folder)) for p in written.paths}
     for name in PLOTS:
-        assert (written.folder / "plots" / name).read_bytes().startswith(b"\x89PNG")
+        assert (written.folder / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_html_shows_hostile_text_and_runs_nothing(page, made):
@@ -191,20 +193,18 @@ def test_the_same_input_gives_the_same_bytes(written, tmp_path):
 
 
 def test_a_rebuilt_report_keeps_no_picture_of_an_older_verdict(written, tmp_path):
-    for name in PLOTS:
+    for name in FILES:
         (tmp_path / "plots").mkdir(exist_ok=True)
-        (tmp_path / "plots" / name).write_bytes(b"old")
+        (tmp_path / name).write_bytes(b"old")
     (tmp_path / "plots" / "mine.png").write_bytes(b"kept")
     for name in ("lm_eval/a+gone/results_2024-01-01.json", "lm_eval/mine.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"old")
     verdict = {**written.verdict, "cells": [c for c in written.verdict["cells"] if c["task"] == "arithmetic_chain"]}
     report.write(tmp_path, verdict, pd.DataFrame())
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == {
-        "task_strategy.png",
-        "quality_bytes.png",
-        "mine.png",
-    }
+    drawn = {path for name in ("task_strategy", "quality_bytes", "memory") for path in paths(name)}
+    on_disk = {str(path.relative_to(tmp_path)) for path in (tmp_path / "plots").iterdir()}
+    assert on_disk == {*drawn, "plots/mine.png"}
     left = {str(path.relative_to(tmp_path)) for path in (tmp_path / "lm_eval").rglob("*.json")}
     assert left == {"lm_eval/mine.json", *lmeval.render(verdict)}
 

@@ -2,96 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.report.format import general, missing, shorten
-from harness.report.plots.theme import GRID, LINES, QUIET, Plot, paint
+from harness.report.format import general, missing
+from harness.report.plots.names import label, legend, legend_inches
+from harness.report.plots.picture import Plot, picture
+from harness.report.plots.theme import FULL, GRID, WIDTH, line
 
-FILE = "curves.png"
-WIDE, HIGH, ACROSS = 4.4, 2.7, 2
-LEGEND = 0.35  # inches
-Pick = Callable[[Mapping[str, Any]], float | None]
-
-
-def _value(name: str, scale: float = 1.0) -> Pick:
-    def pick(at: Mapping[str, Any]) -> float | None:
-        value = at["values"].get(name)
-        return None if missing(value) else value * scale
-
-    return pick
+NAME = "curves"
+HIGH, ACROSS = 2.0, 2  # inches, panels
 
 
-PANELS: Mapping[str, Pick] = {
-    "output tokens a second": _value("throughput"),
-    "median time to first token (ms)": _value("ttft_p50", 1000),
-    "median time per output token (ms)": _value("tpot_p50", 1000),
-    "99th percentile of gaps between tokens (ms)": _value("itl_p99", 1000),
-    "requests a second within limits": _value("goodput"),
-    "share of prompts reused": lambda at: at["cached_share"] or None,
+@dataclass(frozen=True)
+class Row:
+    """What was measured of a setting at one point of the load: geometric means; None where it was not seen."""
+
+    load: str
+    load_value: float
+    strategy: str
+    throughput_tok_s: float | None
+    ttft_p50_ms: float | None
+    tpot_p50_ms: float | None
+    itl_p99_ms: float | None
+    goodput_requests_s: float | None
+    reused_share: float | None
+
+
+PANELS = {
+    "throughput_tok_s": "output tokens a second",
+    "ttft_p50_ms": "TTFT, median (ms)",
+    "tpot_p50_ms": "TPOT, median (ms)",
+    "itl_p99_ms": "ITL, 99th percentile (ms)",
+    "goodput_requests_s": "requests a second within limits",
+    "reused_share": "share of prompts reused",
 }
+
+
+def rows(verdict: Mapping[str, Any]) -> list[Row]:
+    """Setting by setting, the baseline first, at each point of the load."""
+    return [
+        _row(point, arm["strategy"], at)
+        for arm in (verdict["baseline"], *verdict["candidates"])
+        for point, at in zip(verdict["points"], arm["points"], strict=True)
+    ]
 
 
 def draw(verdict: Mapping[str, Any]) -> Plot | None:
     """None where there is one load, or nothing was measured."""
-    points = [point["value"] for point in verdict["points"]]
-    if len(points) < 2:
+    found = rows(verdict)
+    panels = [name for name in PANELS if any(getattr(row, name) is not None for row in found)]
+    if len(verdict["points"]) < 2 or not panels:
         return None
-    arms = [verdict["baseline"], *verdict["candidates"]]
-    panels = {
-        name: pick for name, pick in PANELS.items() if any(pick(at) is not None for arm in arms for at in arm["points"])
-    }
-    if not panels:
-        return None
+    arms = [found[at : at + len(verdict["points"])] for at in range(0, len(found), len(verdict["points"]))]
+    looks = {arm[0].strategy: line(at - 1) if at else FULL for at, arm in enumerate(arms)}
     down = -(-len(panels) // ACROSS)
     option = verdict["load"]["option"]
-    return Plot(
-        FILE,
+    return picture(
+        NAME,
         "Along the load",
-        f"Geometric means of the measurements at each {option}. The full cache is dashed.",
-        f"{len(panels)} panels over {option}: {', '.join(panels)}; a line for the full cache and each of "
-        f"{len(arms) - 1} settings.",
-        paint(WIDE * ACROSS, HIGH * down + LEGEND, lambda figure: _fill(figure, option, points, arms, panels, down)),
+        f"Geometric means of the measurements at each {option}. The full cache is dashed. TTFT: time to first token. TPOT: time "
+        "per output token after it. ITL: from one token to the next.",
+        f"{len(panels)} panels over {option}: {', '.join(PANELS[name] for name in panels)}; a line for the full cache and "
+        f"each of {len(arms) - 1} settings.",
+        found,
+        (WIDTH, HIGH * down + legend_inches(looks, ACROSS)),
+        lambda figure: _fill(figure, label(option, 24), arms, panels, looks),
+    )
+
+
+def _row(point: Mapping[str, Any], strategy: str, at: Mapping[str, Any]) -> Row:
+    def value(name: str, scale: float = 1.0) -> float | None:
+        known = at["values"].get(name)
+        return None if missing(known) else known * scale
+
+    return Row(
+        point["label"],
+        point["value"],
+        strategy,
+        value("throughput"),
+        value("ttft_p50", 1000),
+        value("tpot_p50", 1000),
+        value("itl_p99", 1000),
+        value("goodput"),
+        at["cached_share"] or None,
     )
 
 
 def _fill(
     figure: Figure,
     option: str,
-    points: Sequence[float],
-    arms: Sequence[Mapping[str, Any]],
-    panels: Mapping[str, Pick],
-    down: int,
+    arms: Sequence[Sequence[Row]],
+    panels: Sequence[str],
+    looks: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    axes: Axes | None = None
-    for at, (name, pick) in enumerate(panels.items(), start=1):
+    down = -(-len(panels) // ACROSS)
+    for at, name in enumerate(panels, start=1):
         axes = figure.add_subplot(down, ACROSS, at)
-        _panel(axes, points, arms, pick)
-        axes.set_title(name, fontsize=9)
+        _panel(axes, arms, name, looks)
+        axes.set_title(PANELS[name], fontsize=8.5)
         axes.set_xlabel(option, fontsize=8)
-    assert axes is not None
-    handles, labels = axes.get_legend_handles_labels()
-    top = 1 - LEGEND / figure.get_figheight()
-    figure.legend(handles, labels, loc="upper center", ncols=min(4, len(arms)), frameon=False, fontsize=8)
-    figure.tight_layout(rect=(0, 0, 1, top))
+    legend(figure, looks, ACROSS)
 
 
-def _panel(axes: Axes, points: Sequence[float], arms: Sequence[Mapping[str, Any]], pick: Pick) -> None:
-    for arm, look in zip(arms, [{"color": QUIET, "marker": "o", "linestyle": "--"}, *LINES * len(arms)], strict=False):
-        found = sorted(
-            (point, value) for point, at in zip(points, arm["points"], strict=True) if (value := pick(at)) is not None
-        )
-        axes.plot(
-            *zip(*found, strict=True) if found else ([], []), label=shorten(arm["strategy"], 28), linewidth=1.5, **look
-        )  # type: ignore[arg-type]
-    if min(points) > 0 and max(points) / min(points) > 3:
+def _panel(axes: Axes, arms: Sequence[Sequence[Row]], name: str, looks: Mapping[str, Mapping[str, Any]]) -> None:
+    for arm in arms:
+        known = sorted((row.load_value, getattr(row, name)) for row in arm if getattr(row, name) is not None)
+        x, y = ([pair[side] for pair in known] for side in (0, 1))
+        axes.plot(x, y, linewidth=1.5, markersize=4.5, **looks[arm[0].strategy])
+    loads = sorted({row.load_value for arm in arms for row in arm})
+    if loads[0] > 0 and loads[-1] / loads[0] > 3:
         axes.set_xscale("log")
         axes.minorticks_off()
-    axes.set_xticks(points, [general(point) for point in points], fontsize=8)
-    axes.tick_params(axis="y", labelsize=8)
+    axes.set_xticks(loads, [general(load) for load in loads], fontsize=7.5)
+    axes.tick_params(axis="y", labelsize=7.5)
     axes.set_ylim(bottom=0)
     axes.grid(True, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""Names beside points so that no name covers another name or a point."""
+"""Names beside points so that no name covers another name or a point; of many points numbers, with a key below."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.patheffects import withStroke
+from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from harness.report.plots.theme import DPI, INK, QUIET
@@ -18,6 +18,32 @@ _RADII = (9, 14, 20, 28, 38, 50, 64, 80, 98, 118, 140, 165, 190)  # points (1/72
 # of every place that is tried, the nearest first, [places, 2] and [places, 1]
 _DIRECTIONS = np.array([[math.cos(math.radians(a)), math.sin(math.radians(a))] for _ in _RADII for a in _ANGLES])
 _DISTANCES = np.array([[radius] for radius in _RADII for _ in _ANGLES])
+
+
+FEW = 14  # more names than these cover each other
+KEY_LINE, KEY_COLUMNS = 0.16, 2  # inches, columns
+
+
+def beside(names: Sequence[str]) -> dict[str, str]:
+    """What is written at the point of each name: itself, or its number in the key."""
+    return {name: name if len(names) <= FEW else str(at) for at, name in enumerate(names, start=1)}
+
+
+def key_inches(names: Sequence[str]) -> float:
+    """How high the key is; nothing where names stand at their points."""
+    return KEY_LINE * -(-len(names) // KEY_COLUMNS) + 0.15 if len(names) > FEW else 0.0
+
+
+def key(figure: Figure, names: Sequence[str]) -> None:
+    """Numbers and names along the lower edge, column by column."""
+    if len(names) <= FEW:
+        return
+    width, height = figure.get_size_inches()
+    down = -(-len(names) // KEY_COLUMNS)
+    for at, name in enumerate(names):
+        column, row = divmod(at, down)
+        x, y = 0.15 + column * (width - 0.2) / KEY_COLUMNS, key_inches(names) - 0.1 - row * KEY_LINE
+        figure.text(x / width, y / height, f"{at + 1}  {name}", fontsize=7.5, va="top")
 
 
 def place(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[str], avoid: Sequence[Bbox] = ()) -> None:
@@ -47,7 +73,7 @@ def place(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[str
         line = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3} if steps > 1 else None
         axes.annotate(
             names[i], points[i], xytext=offset, textcoords="offset points", fontsize=7.5, color=INK, arrowprops=line,
-            va="bottom", zorder=5, path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            va="bottom", zorder=5, bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
         )  # fmt: skip
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.report import ladders
-from harness.report.format import MINUS, missing, percent, plain, shorten
+from harness.report.format import MINUS, missing, percent, plain
 from harness.report.ladders import Curve
 from harness.report.outlook import Outlook
-from harness.report.plots.theme import GRID, INK, LINES, QUIET, Plot, paint
+from harness.report.plots.names import label, legend, legend_inches
+from harness.report.plots.picture import Plot, picture
+from harness.report.plots.theme import GRID, INK, QUIET, WIDTH, line
 
-FILE = "ladder.png"
-WIDE, HIGH, ACROSS = 4.6, 3.2, 2
-LEGEND = 0.35  # inches
+NAME = "ladder"
+HIGH = 2.9  # inches
 
 
 def draw(outlook: Outlook) -> Plot | None:
@@ -26,35 +28,38 @@ def draw(outlook: Outlook) -> Plot | None:
     tasks: dict[str, list[Curve]] = {}
     for curve in curves:
         tasks.setdefault(curve.task, []).append(curve)
-    across = min(ACROSS, len(tasks))
-    down = -(-len(tasks) // across)
-    return Plot(
-        FILE,
+    looks = {name: line(at) for at, name in enumerate(dict.fromkeys(map(_name, curves)))}
+    return picture(
+        NAME,
         "Down the ladder",
         f"Difference from the full cache, where the line begins, with its interval. Ring: the smallest certified budget. K: the "
         f"knee, where the curve lies furthest above the line between its ends. Hollow: stopped early. Dotted: {MINUS}δ. "
         + " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in ladders.told(outlook)),
         f"{len(tasks)} panels of the loss of quality over stored bytes: {', '.join(tasks)}; "
         f"{len(outlook.ladders)} ladders from mild to harsh.",
-        paint(WIDE * across, HIGH * down + LEGEND, lambda figure: _fill(figure, tasks, down, across)),
+        ladders.rows(outlook),
+        (WIDTH, HIGH * len(tasks) + legend_inches(looks, 1)),
+        lambda figure: _fill(figure, tasks, looks),
     )
 
 
-def _fill(figure: Figure, tasks: dict[str, list[Curve]], down: int, across: int) -> None:
+def _name(curve: Curve) -> str:
+    return f"{curve.policy} over {curve.option}"
+
+
+def _fill(figure: Figure, tasks: Mapping[str, list[Curve]], looks: Mapping[str, Mapping[str, Any]]) -> None:
     for at, (task, curves) in enumerate(tasks.items(), start=1):
-        axes = figure.add_subplot(down, across, at)
-        _panel(axes, curves)
-        axes.set_title(shorten(task, 44), fontsize=9)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=2, frameon=False, fontsize=8)
-    figure.tight_layout(rect=(0, 0, 1, 1 - LEGEND / figure.get_figheight()))
+        axes = figure.add_subplot(len(tasks), 1, at)
+        _panel(axes, curves, looks)
+        axes.set_title(label(task, 44), fontsize=9)
+    legend(figure, looks, 1)
 
 
-def _panel(axes: Axes, curves: Sequence[Curve]) -> None:
+def _panel(axes: Axes, curves: Sequence[Curve], looks: Mapping[str, Mapping[str, Any]]) -> None:
     in_bytes = all(curve.in_bytes for curve in curves)
-    for curve, look in zip(curves, LINES * len(curves), strict=False):
+    for curve in curves:
         x = curve.x if in_bytes else [-float(at) for at in range(len(curve.rungs) + 1)]
-        _line(axes, curve, x, look)
+        _line(axes, curve, x, looks[_name(curve)])
     margins = {curve.margin for curve in curves if not missing(curve.margin)}
     for margin in margins:
         axes.axhline(-margin, color=QUIET, linestyle=":", linewidth=1)
@@ -72,9 +77,8 @@ def _panel(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.margins(x=0.1, y=0.18)
 
 
-def _line(axes: Axes, curve: Curve, x: Sequence[float], look: dict[str, str]) -> None:
-    name = shorten(f"{curve.policy} over {curve.option}", 40)
-    axes.plot(x, [0.0, *(rung.delta for rung in curve.rungs)], linewidth=1.5, markersize=0, label=name, **look)
+def _line(axes: Axes, curve: Curve, x: Sequence[float], look: Mapping[str, Any]) -> None:
+    axes.plot(x, [0.0, *(rung.delta for rung in curve.rungs)], linewidth=1.5, markersize=0, **look)
     x = x[1:]  # the full cache is where the line begins
     certified = [at for at, rung in enumerate(curve.rungs) if rung.certified]
     for at, rung in enumerate(curve.rungs):
@@ -82,9 +86,9 @@ def _line(axes: Axes, curve: Curve, x: Sequence[float], look: dict[str, str]) ->
             axes.plot([x[at], x[at]], [rung.ci_low, rung.ci_high], color=look["color"], linewidth=1, alpha=0.6)
         inside = look["color"] if missing(rung.stopped_at) else "white"
         axes.plot(x[at], rung.delta, marker=look["marker"], color=look["color"], markerfacecolor=inside, markersize=6)
-        label = plain(rung.value) + (" K" if at == curve.knee else "")
+        value = label(plain(rung.value), 16) + (" K" if at == curve.knee else "")
         place = {"xytext": (6, 6), "textcoords": "offset points", "fontsize": 7.5, "color": INK}
-        axes.annotate(label, (x[at], rung.delta), **place)
+        axes.annotate(value, (x[at], rung.delta), **place)
     if certified:
         last = certified[-1]
         axes.plot(x[last], curve.rungs[last].delta, marker="o", markersize=13, markerfacecolor="none", color=INK)

@@ -1,128 +1,189 @@
-"""Where in the prompt a needle is lost: score by prompt length and depth, for each needle task and strategy."""
+"""Where in the prompt a needle is lost: score by prompt length and depth of each strategy, and what it lost there."""
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from harness.report.format import number, shorten
+from harness.report.format import number, signed
 from harness.report.outlook import Outlook
-from harness.report.plots.theme import QUIET, Plot, paint
+from harness.report.plots.names import label, short
+from harness.report.plots.picture import Plot, by_task, picture
+from harness.report.plots.theme import QUIET, WIDTH
 
-FILE = "needle_length_depth.png"
-ACROSS = 4  # maps in a row
-LEFT, GAP, UNDER, HEAD = 0.85, 0.3, 0.75, 0.5  # inches
+NAME = "needle_length_depth"
+LEFT, GAP, SQUARE, UNDER, HEAD = 0.62, 0.18, 0.3, 0.72, 0.34  # inches
 DEPTH_BINS, LENGTH_BINS = 10, 6
-COLOURS = "cividis"  # even in brightness for every kind of colour vision
+SCORE = ScalarMappable(Normalize(0, 1), "cividis")  # even in brightness for every kind of colour vision
+DELTA = ScalarMappable(Normalize(-1, 1), "PuOr")  # orange is lost, purple gained: told apart by every kind
+
+
+@dataclass(frozen=True)
+class Row:
+    """A square of a map. ``pairs`` of its samples were scored on both sides; ``delta`` is their mean difference.
+
+    What has few distinct lengths or depths has a square for each, which begins and ends there.
+    """
+
+    task: str
+    mode: str
+    strategy: str
+    length_from_tokens: float
+    length_to_tokens: float
+    depth_from: float
+    depth_to: float
+    n: int
+    score: float | None
+    pairs: int
+    delta: float | None  # None of the full cache itself
+
+
+Bin = tuple[float, float]  # where it begins and ends
+
+
+def rows(outlook: Outlook, samples: pd.DataFrame) -> list[Row]:
+    """Every square that a sample fell into, the full cache's first, then by strategy."""
+    if samples.empty or "depth" not in samples:
+        return []
+    needles = samples[samples["depth"].notna() & samples["length"].notna()].copy()
+    for side in ("score", "baseline_score"):
+        needles[side] = pd.to_numeric(needles[side], errors="coerce").astype(float)
+    needles["depth_bin"] = _binned(needles["depth"].astype(float), DEPTH_BINS)
+    needles["length_bin"] = _binned(needles["length"].astype(float), LENGTH_BINS)
+    known = ["full", *(entry["name"] for entry in outlook.strategies)]
+    maps = dict(iter(needles.groupby(["task", "mode", "strategy"], sort=False)))
+    columns = dict.fromkeys(key[:2] for key in maps)
+    return [
+        _row((*column, name), bins, group)
+        for column in columns
+        for name in known
+        if (*column, name) in maps
+        for bins, group in maps[*column, name].groupby(["length_bin", "depth_bin"])
+    ]
 
 
 def draw(outlook: Outlook, samples: pd.DataFrame) -> Plot | None:
-    """One map for each needle task and strategy, the full cache first; None where no sample has a depth."""
-    if samples.empty or "depth" not in samples or samples["depth"].isna().all():
+    """Two maps for each needle task and strategy, the full cache first; None where no sample has a depth."""
+    squares = rows(outlook, samples)
+    if not squares:
         return None
-    needles = samples[samples["depth"].notna() & samples["length"].notna()].copy()
-    if needles.empty:
-        return None
-    needles["score"] = pd.to_numeric(needles["score"], errors="coerce").astype(float)
-    needles["depth"], depths = _binned(needles["depth"].astype(float), DEPTH_BINS)
-    needles["length"], lengths = _binned(needles["length"].astype(float), LENGTH_BINS)
-    known = ["full", *(entry["name"] for entry in outlook.strategies)]
-    maps = dict(iter(needles.groupby(["task", "mode", "strategy"], sort=False)))
-    panels = [
-        (column, {name: maps[*column, name] for name in known if (*column, name) in maps})
-        for column in dict.fromkeys(key[:2] for key in maps)
-    ]
-    panels = [(column, mine) for column, mine in panels if mine]
-    if not panels:
-        return None
-    wide, high = max(2.3, 0.52 * len(lengths)) + GAP, max(1.1, 0.36 * len(depths)) + UNDER
-    rows = sum(math.ceil(len(mine) / ACROSS) for _, mine in panels)
-    across = min(ACROSS, max(len(mine) for _, mine in panels))
-    width, height = max(wide * across + LEFT, 5.5), high * rows + HEAD * len(panels) + 0.05
-    tasks = ", ".join(outlook.label(column) for column, _ in panels)
-    return Plot(
-        FILE,
+    panels = [(task, _by_strategy(mine)) for task, mine in by_task(squares, outlook.label)]
+    height = sum(HEAD + _high(maps) * len(maps) for _, maps in panels) + 0.05
+    return picture(
+        NAME,
         "Needles by length and depth",
-        "Mean score of the scored samples (upper number) and how many they are (n, small). Depth 0 is the start of "
-        "the prompt. An empty square has no scored sample. Few samples in a square say little.",
-        f"Maps of score by prompt length and needle depth for {tasks}; {len(panels[0][1])} settings, full cache first.",
-        paint(width, height, lambda figure: _fill(figure, outlook, panels, depths, lengths, (wide, high))),
+        "Left: mean score of the scored samples, and how many they are (small). Right: mean difference to the full cache of "
+        "those that both have scored. Depth 0 is the start of the prompt. A grey square has no such sample. Few samples in "
+        "a square say little.",
+        f"Maps of score by prompt length and needle depth, and of its difference to the full cache, for "
+        f"{', '.join(task for task, _ in panels)}; {len(panels[0][1])} settings, full cache first.",
+        squares,
+        (WIDTH, height),
+        lambda figure: _fill(figure, panels),
     )
 
 
-def _binned(values: pd.Series, most: int) -> tuple[pd.Series, list[str]]:
-    """Each value's row or column in the map, and their labels. Few distinct values stay as they are."""
+def _binned(values: pd.Series, most: int) -> list[Bin]:
+    """Each value's bin. Few distinct values stay as they are."""
     distinct = sorted(values.unique())
     if len(distinct) <= most + 1:
-        return values.map({value: i for i, value in enumerate(distinct)}), [_tick(value) for value in distinct]
+        return [(value, value) for value in values]
     edges = np.linspace(distinct[0], distinct[-1], most + 1)
-    index = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, most - 1)
-    labels = [f"{_tick(low)}-{_tick(high)}" for low, high in pairwise(edges)]
-    return pd.Series(index, index=values.index), labels
+    at = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, most - 1)
+    return [(float(edges[i]), float(edges[i + 1])) for i in at]
 
 
-def _tick(value: float) -> str:
-    """4096 -> ``4k``, 0.25 -> ``0.25``."""
+def _row(cell: tuple[str, str, str], bins: tuple[Bin, Bin], group: pd.DataFrame) -> Row:
+    scores = group["score"].dropna()
+    deltas = (group["score"] - group["baseline_score"]).dropna() if cell[2] != "full" else scores[:0]
+    (length_from, length_to), (depth_from, depth_to) = bins
+    score, delta = (None if values.empty else float(values.mean()) for values in (scores, deltas))
+    return Row(*cell, length_from, length_to, depth_from, depth_to, len(scores), score, len(deltas), delta)
+
+
+def _by_strategy(mine: Sequence[Row]) -> dict[str, list[Row]]:
+    maps: dict[str, list[Row]] = {}
+    for row in mine:
+        maps.setdefault(row.strategy, []).append(row)
+    return maps
+
+
+def _bins(maps: Mapping[str, Sequence[Row]]) -> tuple[list[Bin], list[Bin]]:
+    """Lengths and depths of a task's maps, each in order."""
+    everything = [row for mine in maps.values() for row in mine]
+    lengths = sorted({(row.length_from_tokens, row.length_to_tokens) for row in everything})
+    return lengths, sorted({(row.depth_from, row.depth_to) for row in everything})
+
+
+def _high(maps: Mapping[str, Sequence[Row]]) -> float:
+    """Of one strategy's maps, with the words around them."""
+    return SQUARE * len(_bins(maps)[1]) + UNDER
+
+
+def _fill(figure: Figure, panels: Sequence[tuple[str, dict[str, list[Row]]]]) -> None:
+    width, height = figure.get_size_inches()
+    wide, top = (WIDTH - LEFT - GAP - 0.1) / 2, 0.0
+    for task, maps in panels:
+        figure.text(0.1 / width, 1 - (top + 0.22) / height, label(task, 44), fontsize=11, fontweight="bold")
+        top += HEAD
+        bins, high, names = _bins(maps), _high(maps), short(maps, 28)
+        for name, mine in maps.items():
+            bottom = height - top - high + UNDER - 0.3
+            for at in (0, 1) if any(row.delta is not None for row in mine) else (0,):
+                left = LEFT + at * (wide + GAP)
+                size = wide / width, (high - UNDER) / height
+                axes = figure.add_axes((left / width, bottom / height, *size))
+                _frame(axes, bins, depths=at == 0)
+                axes.set_title("difference to full" if at else names[name], fontsize=8.5)
+                for row in mine:
+                    _square(axes, bins, row, difference=at == 1)
+            top += high
+
+
+def _frame(axes: Axes, bins: tuple[list[Bin], list[Bin]], depths: bool) -> None:
+    """An empty map, of which the left one tells the depths."""
+    lengths, all_depths = ([_tick(one) for one in side] for side in bins)
+    axes.set(xlim=(-0.5, len(lengths) - 0.5), ylim=(len(all_depths) - 0.5, -0.5))
+    axes.set_facecolor("#e9ebee")
+    axes.tick_params(length=0, pad=2)
+    axes.spines[:].set_visible(False)
+    axes.set_xticks(range(len(lengths)), lengths, fontsize=7)
+    axes.set_yticks(range(len(all_depths)), all_depths if depths else [""] * len(all_depths), fontsize=7)
+    axes.set_xlabel("prompt length (tokens)", fontsize=7.5, color=QUIET, labelpad=1)
+    if depths:
+        axes.set_ylabel("depth", fontsize=7.5, color=QUIET, labelpad=2)
+
+
+def _square(axes: Axes, bins: tuple[list[Bin], list[Bin]], row: Row, difference: bool) -> None:
+    value, n = (row.delta, row.pairs) if difference else (row.score, row.n)
+    if value is None:
+        return
+    x = bins[0].index((row.length_from_tokens, row.length_to_tokens))
+    y = bins[1].index((row.depth_from, row.depth_to))
+    colour = (DELTA if difference else SCORE).to_rgba(value)
+    axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=colour, edgecolor="none"))
+    red, green, blue, _ = colour
+    ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+    said = signed(value, 2) if difference else number(value, 2)
+    axes.text(x, y - 0.14, said, ha="center", va="center", fontsize=7.5, color=ink)
+    axes.text(x, y + 0.27, f"n {n}", ha="center", va="center", fontsize=5.5, color=ink)
+
+
+def _tick(one: Bin) -> str:
+    """4096 to 4096 -> ``4k``, 0.25 to 0.5 -> ``0.25-0.5``."""
+    return "-".join(dict.fromkeys(_short(end) for end in one))
+
+
+def _short(value: float) -> str:
     if value >= 1000:
         unit = 1024 if value % 1024 == 0 else 1000
         return f"{value / unit:.3g}k"
     return f"{value:.3g}"
-
-
-def _fill(
-    figure: Figure,
-    outlook: Outlook,
-    panels: list[tuple[tuple[str, str], dict[str, pd.DataFrame]]],
-    depths: list[str],
-    lengths: list[str],
-    panel: tuple[float, float],
-) -> None:
-    width, height = figure.get_size_inches()
-    wide, high = panel
-    scale = ScalarMappable(Normalize(0, 1), COLOURS)
-    top = 0.0
-    for column, maps in panels:
-        figure.text(0.12 / width, 1 - (top + 0.3) / height, outlook.label(column), fontsize=12, fontweight="bold")
-        for i, (name, rows) in enumerate(maps.items()):
-            down, position = divmod(i, ACROSS)
-            left, bottom = position * wide + LEFT, top + HEAD + (down + 1) * high - UNDER + 0.22
-            box = (left / width, 1 - bottom / height, (wide - GAP) / width, (high - UNDER) / height)
-            axes = figure.add_axes(box)
-            _map(axes, rows, len(depths), len(lengths), scale)
-            axes.set_title(shorten(name, max(18, int(wide * 7.2))), fontsize=9)
-            axes.set_xticks(range(len(lengths)), lengths, fontsize=7, rotation=0 if max(map(len, lengths)) < 6 else 30)
-            axes.set_yticks(range(len(depths)), depths if position == 0 else [""] * len(depths), fontsize=7)
-            axes.set_xlabel("prompt length, tokens", fontsize=7.5, color=QUIET, labelpad=2)
-            if position == 0:
-                axes.set_ylabel("depth", fontsize=7.5, color=QUIET, labelpad=2)
-        top += HEAD + high * math.ceil(len(maps) / ACROSS)
-
-
-def _map(axes: Axes, rows: pd.DataFrame, depths: int, lengths: int, scale: ScalarMappable) -> None:
-    axes.set(xlim=(-0.5, lengths - 0.5), ylim=(depths - 0.5, -0.5))
-    axes.set_facecolor("#f1f2f4")
-    axes.tick_params(length=0, pad=2)
-    axes.spines[:].set_visible(False)
-    axes.vlines(np.arange(lengths - 1) + 0.5, -0.5, depths - 0.5, color="white", linewidth=1)
-    axes.hlines(np.arange(depths - 1) + 0.5, -0.5, lengths - 0.5, color="white", linewidth=1)
-    grid = np.full((depths, lengths), np.nan)
-    for (depth, length), group in rows.groupby(["depth", "length"]):
-        scores = group["score"].dropna()
-        if scores.empty:
-            continue
-        grid[depth, length] = mean = scores.mean()
-        red, green, blue, _ = scale.to_rgba(mean)
-        ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
-        axes.text(length, depth - 0.14, number(mean, 2), ha="center", va="center", fontsize=7.5, color=ink)
-        axes.text(length, depth + 0.25, f"n {len(scores)}", ha="center", va="center", fontsize=5.5, color=ink)
-    axes.imshow(
-        np.ma.masked_invalid(grid), cmap=matplotlib.colormaps[COLOURS], norm=scale.norm, aspect="auto", zorder=0
-    )

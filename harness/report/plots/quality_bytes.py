@@ -1,8 +1,10 @@
-"""Quality against bytes: what each strategy loses, and how little it stores, one panel a task."""
+"""Quality against bytes: what each strategy loses, and how little it stores, a panel a task."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,97 +13,156 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
-from harness.report.format import MINUS, general, missing, percent, shorten, signed
+from harness.report.format import MINUS, general, missing, percent, signed
 from harness.report.outlook import ORDER, Cell, Outlook, fraction
-from harness.report.plots.labels import place
-from harness.report.plots.theme import MARKER, QUIET, STRONG, Plot, paint
+from harness.report.plots.front import front
+from harness.report.plots.labels import beside, key, key_inches, place
+from harness.report.plots.names import label, short
+from harness.report.plots.picture import Plot, by_task, picture
+from harness.report.plots.theme import MARKER, QUIET, STRONG, WIDTH
 from harness.types import Decision
 
-FILE = "quality_bytes.png"
-WIDE, HIGH = 6.2, 4.3
+NAME = "quality_bytes"
+HIGH, LEGEND = 3.7, 0.5  # inches
 NAME_LIMIT = 24
 _TICKS = (0.01, 0.02, 0.03, 0.05, 0.0625, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0, 1.5, 2.0, 4.0)
 
 
+@dataclass(frozen=True)
+class Row:
+    """A strategy on a task. ``kv_share``: its predicted bytes a token over the full cache's, at the dtype to deploy."""
+
+    task: str
+    mode: str
+    strategy: str
+    decision: str
+    kv_share: float
+    delta: float
+    ci_low: float | None
+    ci_high: float | None
+    margin: float | None
+    pareto: bool  # nothing that was tested, nor the full cache, is as small and as good, and better in one
+
+
+def rows(outlook: Outlook) -> list[Row]:
+    """Every judged cell that has a difference and a memory figure."""
+    found = []
+    for column in outlook.columns:
+        cells = [cell for entry in outlook.strategies if (cell := outlook.cell(entry["name"], column))]
+        cells = [cell for cell in cells if _shown(cell)]
+        best = _front(cells)
+        found += [_row(cell, cell in best) for cell in cells]
+    return found
+
+
 def draw(outlook: Outlook) -> Plot | None:
     """Difference to the full cache over KV share, for cells that have both."""
-    panels = {
-        column: cells
-        for column in outlook.columns
-        if (cells := [cell for entry in outlook.strategies if _shown(cell := outlook.cell(entry["name"], column))])
-    }
-    if not panels:
+    shown = rows(outlook)
+    if not shown:
         return None
-    across = min(2, len(panels))
-    down = math.ceil(len(panels) / across)
-    high = HIGH + 0.09 * max(0, len(outlook.strategies) - 8)
-    judged = [cell for cell in outlook.cells if cell["decision"] != Decision.MEASURED]
-    absent = len(judged) - sum(map(len, panels.values()))
+    panels = by_task(shown, outlook.label)
+    names = short((row.strategy for row in shown), NAME_LIMIT)
+    high = HIGH + 0.05 * min(12, max(len(mine) for _, mine in panels))
+    absent = sum(cell["decision"] != Decision.MEASURED for cell in outlook.cells) - len(shown)
     left_out = f" {absent} cells without a difference or a memory figure are not shown." if absent else ""
-    return Plot(
-        FILE,
+    return picture(
+        NAME,
         "Quality against bytes",
-        f"Left is smaller, up is better. Bars are the intervals of d. GO is a whole bar above {MINUS}δ (dashed). "
-        f"KV share: predicted bytes a token at {outlook.deploy_dtype}, against the full cache.{left_out}",
+        f"Left is smaller, up is better. Bars are the intervals of d. GO is a whole bar above {MINUS}δ (dashed). The grey line "
+        f"joins what nothing beats in both. KV share: predicted bytes a token at {outlook.deploy_dtype}, against the full "
+        f"cache.{left_out}",
         f"{len(panels)} panels, one a task: difference to the full cache over the share of KV bytes, a mark for each "
-        "strategy, with its interval and the margin line.",
-        paint(WIDE * across, high * down + 0.45, lambda figure: _fill(figure, outlook, panels, across, down)),
+        "strategy, with its interval, the margin line and the Pareto line.",
+        shown,
+        (WIDTH, high * len(panels) + LEGEND + key_inches(list(names.values()))),
+        lambda figure: _fill(figure, panels, high, names),
     )
 
 
-def _shown(cell: Cell | None) -> bool:
-    return (
-        cell is not None
-        and cell["decision"] != Decision.MEASURED
-        and not missing(cell.get("delta"))
-        and fraction(cell) is not None
-    )
+def _shown(cell: Cell) -> bool:
+    return cell["decision"] != Decision.MEASURED and not missing(cell.get("delta")) and fraction(cell) is not None
 
 
-def _fill(figure: Figure, outlook: Outlook, panels: dict[tuple[str, str], list[Cell]], across: int, down: int) -> None:
+def _front(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells on the Pareto line, of which the full cache is one end. A VOID cell has tested nothing."""
+    tested = [cell for cell in cells if cell["decision"] != Decision.VOID]
+    points = [(-(fraction(cell) or 0.0), cell["delta"]) for cell in tested]
+    return [tested[at] for at in front([*points, (-1.0, 0.0)]) if at < len(tested)]
+
+
+def _row(cell: Cell, pareto: bool) -> Row:
+    share = fraction(cell)
+    assert share is not None
+    facts = {name: cell.get(name) for name in ("ci_low", "ci_high", "margin")}
+    names = {name: cell[name] for name in ("task", "mode", "strategy", "decision", "delta")}
+    return Row(**names, **facts, kv_share=share, pareto=pareto)
+
+
+def _fill(figure: Figure, panels: Sequence[tuple[str, list[Row]]], high: float, names: Mapping[str, str]) -> None:
     width, height = figure.get_size_inches()
-    high = (height - 0.45) / down
-    shares = [fraction(cell) for cells in panels.values() for cell in cells]
-    for i, (column, cells) in enumerate(panels.items()):
-        row, position = divmod(i, across)
-        box = (position * WIDE + 0.85, height - 0.45 - row * high - high + 0.6, WIDE - 1.1, high - 1.0)
-        axes = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height))
-        _panel(axes, outlook, column, cells, (min(shares), max(shares)))
-    present = {cell["decision"] for cells in panels.values() for cell in cells}
-    marks = [Line2D([], [], linestyle="", label=kind.value, **_look(kind)) for kind in ORDER if kind in present]
-    marks.append(
-        Line2D([], [], linestyle="--", color=STRONG[Decision.NO_GO], linewidth=1, label=f"{MINUS}δ, the margin")
-    )
-    figure.legend(handles=marks, loc="upper center", ncols=len(marks), frameon=False, fontsize=8.5, columnspacing=1.4)
+    everyone = [row for _, mine in panels for row in mine]
+    shares, shown = [row.kv_share for row in everyone], beside(list(names.values()))
+    for at, (task, mine) in enumerate(panels):
+        bottom = height - LEGEND - (at + 1) * high + 0.6
+        axes = figure.add_axes((0.72 / width, bottom / height, 1 - 0.84 / width, (high - 0.95) / height))
+        axes.set_title(label(task, 44), pad=8)
+        _panel(axes, mine, (min(shares), max(shares)))
+        points = [(row.kv_share, row.delta) for row in mine]
+        place(axes, points, [shown[names[row.strategy]] for row in mine], [_bar(axes, row) for row in mine])
+    key(figure, list(names.values()))
+    figure.legend(
+        handles=list(_legend({row.decision for row in everyone})), loc="upper center", ncols=4, frameon=False,
+        fontsize=8, columnspacing=1.2, handletextpad=0.4,
+    )  # fmt: skip
 
 
-def _panel(
-    axes: Axes, outlook: Outlook, column: tuple[str, str], cells: list[Cell], shares: tuple[float, float]
-) -> None:
-    margins = {cell["margin"] for cell in cells if not missing(cell.get("margin"))}
-    _scales(axes, cells, max(margins, default=0.02), shares)
+def _legend(present: set[str]) -> Iterable[Line2D]:
+    for kind in ORDER:
+        if kind in present:
+            yield Line2D([], [], linestyle="", label=kind.value, **_look(kind))
+    yield Line2D([], [], linestyle="--", color=STRONG[Decision.NO_GO], linewidth=1, label=f"{MINUS}δ, the margin")
+    yield Line2D([], [], color=QUIET, linewidth=1, label="Pareto line")
+
+
+def _panel(axes: Axes, mine: list[Row], shares: tuple[float, float]) -> None:
+    margins = {row.margin for row in mine if row.margin is not None}
+    _scales(axes, mine, max(margins, default=0.02), shares)
     axes.grid(True, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.axhline(0, color=QUIET, linewidth=0.9)
     for margin in margins:
         axes.axhline(-margin, color=STRONG[Decision.NO_GO], linewidth=1, linestyle="--")
-    bars = [_mark(axes, cell) for cell in cells]
-    axes.set_title(outlook.label(column), pad=8)
+    _pareto_line(axes, mine)
+    for row in mine:
+        _mark(axes, row)
     axes.set_xlabel("KV bytes, share of the full cache (log)", fontsize=8)
     axes.set_ylabel("d, strategy minus full", fontsize=8)
-    points = [(fraction(cell), cell["delta"]) for cell in cells]
-    place(axes, points, [shorten(cell["strategy"], NAME_LIMIT) for cell in cells], bars)
 
 
-def _mark(axes: Axes, cell: Cell) -> Bbox:
-    """Draws a cell's mark and interval; returns the box of the interval in pixels."""
-    x, y, kind = fraction(cell), cell["delta"], Decision(cell["decision"])
-    low = y if missing(cell.get("ci_low")) else cell["ci_low"]
-    high = y if missing(cell.get("ci_high")) else cell["ci_high"]
-    axes.plot([x, x], [low, high], color=STRONG[kind], linewidth=1.3, alpha=0.75, zorder=3)
-    axes.plot(x, y, linestyle="", zorder=4, **_look(kind))
-    (left, bottom), (_, top) = axes.transData.transform([(x, low), (x, high)])
+def _pareto_line(axes: Axes, mine: list[Row]) -> None:
+    """Of stairs: between two settings, what can be had is the smaller one's quality."""
+    best = sorted((row.kv_share, row.delta) for row in mine if row.pareto)
+    if best:
+        shares, deltas = zip(*best, strict=True)
+        axes.step(shares, deltas, where="post", color=QUIET, linewidth=1, alpha=0.7, zorder=2)
+
+
+def _mark(axes: Axes, row: Row) -> None:
+    """A mark and its interval."""
+    low, high, kind = *_interval(row), Decision(row.decision)
+    axes.plot([row.kv_share] * 2, [low, high], color=STRONG[kind], linewidth=1.3, alpha=0.75, zorder=3)
+    axes.plot(row.kv_share, row.delta, linestyle="", zorder=4, **_look(kind))
+
+
+def _bar(axes: Axes, row: Row) -> Bbox:
+    """Where the interval lies, in pixels."""
+    (left, bottom), (_, top) = axes.transData.transform([(row.kv_share, end) for end in _interval(row)])
     return Bbox.from_extents(left - 2, bottom, left + 2, top)
+
+
+def _interval(row: Row) -> tuple[float, float]:
+    low, high = (row.delta if end is None else end for end in (row.ci_low, row.ci_high))
+    return low, high
 
 
 def _look(kind: Decision) -> dict[str, Any]:
@@ -116,7 +177,7 @@ def _look(kind: Decision) -> dict[str, Any]:
     }
 
 
-def _scales(axes: Axes, cells: list[Cell], margin: float, shares: tuple[float, float]) -> None:
+def _scales(axes: Axes, mine: list[Row], margin: float, shares: tuple[float, float]) -> None:
     """Logarithmic in bytes. In d, linear around the margin and, where a strategy falls far below it, logarithmic there:
     a strategy that loses everything must not press the ones worth reading into a line."""
     axes.set_xscale("log")
@@ -130,7 +191,7 @@ def _scales(axes: Axes, cells: list[Cell], margin: float, shares: tuple[float, f
     axes.set_xlim(low, high)
     axes.set_xticks(kept, [percent(tick) for tick in kept], fontsize=8)
     axes.minorticks_off()
-    ends = [cell[key] for cell in cells for key in ("delta", "ci_low", "ci_high") if not missing(cell.get(key))]
+    ends = [end for row in mine for end in (row.delta, row.ci_low, row.ci_high) if end is not None]
     bottom, top = min(*ends, -1.6 * margin), max(*ends, 0.8 * margin)
     if bottom > -8 * margin and top < 8 * margin:
         room = 0.12 * (top - bottom)

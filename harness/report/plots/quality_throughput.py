@@ -1,89 +1,141 @@
-"""Quality, bytes and throughput of the same settings in one picture."""
+"""Quality, bytes and throughput of the same settings in one picture, with the Pareto line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.report.format import general, missing, shorten, signed
-from harness.report.plots.labels import place
-from harness.report.plots.theme import MARKER, QUIET, STRONG, Plot, paint
+from harness.report.format import general, missing, signed
+from harness.report.plots.front import front
+from harness.report.plots.labels import beside, key, key_inches, place
+from harness.report.plots.names import short
+from harness.report.plots.picture import Plot, picture
+from harness.report.plots.theme import MARKER, QUIET, STRONG, WIDTH
 from harness.types import Decision
 
-FILE = "pareto.png"
+NAME = "quality_throughput"
+HIGH = 4.0  # inches
 SIZE = 260.0  # of the mark of a setting that takes as many bytes as the full cache, in square points
 
 
 @dataclass(frozen=True)
-class Setting:
-    """``quality``: difference of score on its worst task. ``kv_share``: its bytes a token over the full cache's."""
+class Row:
+    """A setting under the last load, or the full cache.
 
-    name: str
-    throughput: float
-    quality: float
+    ``throughput_gain``: times the full cache's, with its limits. ``delta``: difference of score on its worst task.
+    ``kv_share``: its bytes a token over the full cache's.
+    """
+
+    load: str
+    strategy: str
+    decision: str
+    throughput_gain: float
+    gain_low: float | None
+    gain_high: float | None
+    task: str
+    delta: float
     kv_share: float
-    decision: Decision
+    pareto: bool  # nothing that was tested is as fast and as good, and better in one
 
 
-def settings(verdict: Mapping[str, Any]) -> list[Setting]:
-    """The settings of which all three were measured, under the last load."""
-    found = []
-    for one in verdict["candidates"]:
-        metrics, quality = one["points"][-1]["metrics"], one["quality"]
-        speed, room = (metrics[name]["gain"]["mean"] for name in ("throughput", "capacity"))
-        if quality and not missing(quality["delta"]) and not missing(speed) and not missing(room):
-            found.append(Setting(one["strategy"], speed, quality["delta"], 1 / room, Decision(quality["decision"])))
-    return found
-
-
-def front(found: Sequence[Setting]) -> list[Setting]:
-    """Those that no other beats in speed without being worse in quality, slowest first."""
-    best = [
-        one
-        for one in found
-        if not any(
-            other.throughput >= one.throughput
-            and other.quality >= one.quality
-            and (other.throughput, other.quality) != (one.throughput, one.quality)
-            for other in found
-        )
-    ]
-    return sorted(best, key=lambda one: one.throughput)
+def rows(verdict: Mapping[str, Any]) -> list[Row]:
+    """The full cache and the settings of which all three were measured; none without such a setting."""
+    found = [one for one in verdict["candidates"] if _measured(one)]
+    if not found:
+        return []
+    load = verdict["points"][-1]["label"]
+    full = Row(load, verdict["baseline"]["strategy"], Decision.MEASURED, 1.0, None, None, "", 0.0, 1.0, pareto=False)
+    everyone = [full, *(_row(load, one) for one in found)]
+    tested = [row for row in everyone if row.decision != Decision.VOID]
+    best = [tested[at] for at in front([(row.throughput_gain, row.delta) for row in tested])]
+    return [replace(row, pareto=row in best) for row in everyone]
 
 
 def draw(verdict: Mapping[str, Any]) -> Plot | None:
     """None where no setting has all three."""
-    found = settings(verdict)
+    found = rows(verdict)
     if not found:
         return None
-    at = verdict["points"][-1]["label"]
-    return Plot(
-        FILE,
+    at, names = found[0].load, _names(found)
+    return picture(
+        NAME,
         "Quality, bytes and throughput",
         "Right is faster, up is better; the smaller a mark, the fewer bytes a token. Quality: the difference to the full "
-        "cache on the worst task, from the newest run of the same results folder. Throughput: the gain measured here"
-        f"{f', at {at}' if at else ''}. The line joins what no other setting beats.",
-        f"{len(found)} settings and the full cache: worst difference of score over throughput gain, area by KV bytes.",
-        paint(6.4, 4.2, lambda figure: _fill(figure, found)),
+        "cache on the worst task, from the newest run of the same results folder; the mark is that run's decision. "
+        f"Throughput: the gain measured here{f', at {at}' if at else ''}, with its limits. The line joins what no "
+        "other setting beats.",
+        f"{len(found) - 1} settings and the full cache: worst difference of score over throughput gain, area by KV bytes.",
+        found,
+        (WIDTH, HIGH + key_inches(names)),
+        lambda figure: _fill(figure, found, names),
     )
 
 
-def _fill(figure: Figure, found: Sequence[Setting]) -> None:
-    axes = figure.add_axes((0.13, 0.14, 0.83, 0.82))
-    full = Setting("full", 1.0, 0.0, 1.0, Decision.MEASURED)
-    everyone = [full, *found]
-    best = front(everyone)
-    axes.plot([one.throughput for one in best], [one.quality for one in best], color=QUIET, linewidth=1, zorder=1)
-    for one in everyone:
-        look = {"marker": MARKER[one.decision], "color": STRONG[one.decision] if one != full else QUIET}
-        axes.scatter(
-            one.throughput, one.quality, s=SIZE * one.kv_share, alpha=0.85, edgecolors="white", zorder=3, **look
-        )
-    _limits(axes, everyone)
+def _gain(one: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+    gain: Mapping[str, Any] = one["points"][-1]["metrics"][metric]["gain"]
+    return gain
+
+
+def _measured(one: Mapping[str, Any]) -> bool:
+    known = not any(missing(_gain(one, metric)["mean"]) for metric in ("throughput", "capacity"))
+    return known and bool(one["quality"]) and not missing(one["quality"]["delta"])
+
+
+def _row(load: str, one: Mapping[str, Any]) -> Row:
+    speed, quality = _gain(one, "throughput"), one["quality"]
+    return Row(
+        load,
+        one["strategy"],
+        quality["decision"],
+        speed["mean"],
+        speed["low"],
+        speed["high"],
+        quality["task"],
+        quality["delta"],
+        1 / _gain(one, "capacity")["mean"],
+        pareto=False,
+    )
+
+
+def _names(found: Sequence[Row]) -> list[str]:
+    """Of each setting with its bytes."""
+    shown = short((row.strategy for row in found), 24)
+    return [
+        f"{shown[row.strategy]}, {row.kv_share:.0%} KV" if at else shown[row.strategy] for at, row in enumerate(found)
+    ]
+
+
+def _fill(figure: Figure, found: Sequence[Row], names: Sequence[str]) -> None:
+    below = 0.5 + key_inches(names)
+    axes = figure.add_axes((0.13, below / figure.get_figheight(), 0.83, (HIGH - 0.6) / figure.get_figheight()))
+    gains, deltas = zip(*sorted((row.throughput_gain, row.delta) for row in found if row.pareto), strict=True)
+    axes.step(gains, deltas, where="pre", color=QUIET, linewidth=1, zorder=1)
+    for row in found:
+        full = row is found[0]
+        kind = Decision(row.decision)
+        look = {"marker": "o" if full else MARKER[kind], "color": QUIET if full else STRONG[kind]}
+        if row.gain_low is not None and row.gain_high is not None:
+            axes.hlines(row.delta, row.gain_low, row.gain_high, color=look["color"], linewidth=1.2, alpha=0.6)
+        size = SIZE * row.kv_share
+        axes.scatter(row.throughput_gain, row.delta, s=size, alpha=0.85, edgecolors="white", zorder=3, **look)
+    ends = [end for row in found for end in (row.throughput_gain, row.gain_low, row.gain_high) if end is not None]
+    axes.set_xlim(_roomy(ends))
+    axes.set_ylim(_roomy([row.delta for row in found]))
+    _name_axes(axes)
+    place(axes, [(row.throughput_gain, row.delta) for row in found], list(beside(names).values()))
+    key(figure, names)
+
+
+def _roomy(values: Sequence[float]) -> tuple[float, float]:
+    room = max(0.15 * (max(values) - min(values)), 0.02)
+    return min(values) - room, max(values) + room
+
+
+def _name_axes(axes: Axes) -> None:
     axes.set_xlabel("throughput, times the full cache's", fontsize=8)
     axes.set_ylabel("difference of score on its worst task", fontsize=8)
     low, high = axes.get_ylim()
@@ -92,14 +144,3 @@ def _fill(figure: Figure, found: Sequence[Setting]) -> None:
     axes.tick_params(labelsize=8)
     axes.grid(True, linewidth=0.6)
     axes.set_axisbelow(True)
-    names = [f"{shorten(one.name, 24)} ({one.kv_share:.0%} of the bytes)" for one in found]
-    place(axes, [(one.throughput, one.quality) for one in everyone], ["full", *names])
-
-
-def _limits(axes: Axes, everyone: Sequence[Setting]) -> None:
-    for low, high, set_limits in (
-        (min(one.throughput for one in everyone), max(one.throughput for one in everyone), axes.set_xlim),
-        (min(one.quality for one in everyone), max(one.quality for one in everyone), axes.set_ylim),
-    ):
-        room = max(0.15 * (high - low), 0.02)
-        set_limits(low - room, high + room)

@@ -1,13 +1,8 @@
-"""Colours, type and canvas of all pictures. Hues are those of Okabe and Ito, safe for colour-blind readers."""
+"""Colours, type and width of all pictures. Hues are those of Okabe and Ito, safe for colour-blind readers."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import matplotlib
-from matplotlib.figure import Figure
+from typing import Any
 
 from harness.types import Decision
 
@@ -36,19 +31,16 @@ MARKER = {
     Decision.MEASURED: "P",
 }
 
-LINES = [  # of settings that stand side by side: each its own hue, mark and dash
-    {"color": "#0072b2", "marker": "s", "linestyle": "-"},
-    {"color": "#d55e00", "marker": "^", "linestyle": "-"},
-    {"color": "#009e73", "marker": "D", "linestyle": "-"},
-    {"color": "#cc79a7", "marker": "v", "linestyle": "-"},
-    {"color": "#e69f00", "marker": "P", "linestyle": "-."},
-    {"color": "#56b4e9", "marker": "X", "linestyle": "-."},
-    {"color": "#1b1f24", "marker": "*", "linestyle": ":"},
-]
+_HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK)
+_MARKS = ("s", "^", "D", "v", "P", "X", "*")
+_DASHES = ("-", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
+FULL: dict[str, Any] = {"color": QUIET, "marker": "o", "linestyle": "--"}  # the full cache's line
 
 STYLE = {
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
+    "font.sans-serif": ["DejaVu Sans", "Verdana"],  # the first is always there; a reader's Verdana is about as wide
+    "svg.fonttype": "none",  # text stays text: small, and found by a search
+    "svg.hashsalt": "kvgate",
     "font.size": 9,
     "text.color": INK,
     "text.parse_math": False,  # a name with two dollar signs is a name
@@ -66,24 +58,14 @@ STYLE = {
     "figure.facecolor": "white",
 }
 DPI = 130
+WIDTH = 5.4  # inches: on a phone, letters keep about the size that they have here
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A finished picture with the words that belong to it."""
-
-    file: str
-    title: str
-    caption: str
-    alt: str
-    png: bytes
-
-
-def paint(width: float, height: float, fill: Callable[[Figure], None]) -> bytes:
-    """A figure of ``width`` x ``height`` inches, filled by ``fill``, as PNG bytes that hold no date and no version."""
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
-        figure = Figure(figsize=(width, height), dpi=DPI)
-        fill(figure)
-        image = io.BytesIO()
-        figure.savefig(image, format="png", dpi=DPI, metadata={"Software": None})
-    return image.getvalue()
+def line(at: int) -> dict[str, Any]:
+    """The look of setting number ``at`` of those that stand side by side: no two of the first 28 share hue and dash."""
+    turn = at // len(_HUES)
+    return {
+        "color": _HUES[at % len(_HUES)],
+        "marker": _MARKS[(at + turn) % len(_MARKS)],
+        "linestyle": _DASHES[turn % len(_DASHES)],
+    }
