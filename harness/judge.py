@@ -11,10 +11,12 @@ from typing import Any
 
 import pandas as pd
 
+from harness import payoffs
 from harness import samples as sample_files
 from harness.compare import ComparisonInput, compare
+from harness.excerpts import excerpt
 from harness.make import make
-from harness.pairs import pair_up
+from harness.pairs import is_degenerate, pair_up
 from harness.parts import Part, parts
 from harness.pass_at_k import pass_at_k
 from harness.places import Place
@@ -128,6 +130,9 @@ def judge(
         pairs += _comparison_inputs(group, compared, looks)
     notes += _stop_notes([judged for judged, _ in cells])
     strategies, ladders = _strategies([judged for judged, _ in cells], groups, manifest, gate)
+    benches = list(store.runs("bench.json", "payoff.json"))
+    stacks = {name: cell.planned["stack"] for group in groups for name, cell in group.candidates.items()}
+    strategies = [{**one, "payoff": payoffs.of(benches, manifest, stacks[one["name"]])} for one in strategies]
     verdict = {
         "schema": SCHEMA,
         "name": manifest["name"],
@@ -302,6 +307,7 @@ def _cell_json(
         "at_limit_baseline": _at_limit(group.baseline),
         "failed_baseline": sum(record.state is State.FAILED for record in group.baseline.records.values()),
         "address": cell.planned["address"],
+        "command": cell.planned.get("command"),  # runs of before it was kept: none
     }
 
 
@@ -545,6 +551,7 @@ def _table(groups: Sequence[GroupRecords]) -> pd.DataFrame:
 
 def _rows(group: GroupRecords) -> list[dict[str, Any]]:
     rows = []
+    excerpts = {sample.id: excerpt(sample) for sample in group.samples}
     for cell in group.cells:
         for sample in group.samples:
             record, reference = cell.records.get(sample.id), group.baseline.records.get(sample.id)
@@ -567,6 +574,7 @@ def _rows(group: GroupRecords) -> list[dict[str, Any]]:
                     "answer": record.answer if record else "",
                     "baseline_answer": reference.answer if reference else "",
                     "expected": ", ".join(sample.answers),
+                    "excerpt": excerpts[sample.id],
                     "text": response.text if response else "",
                     "finish": response.finish if response else "",
                     "output_tokens": response.output_tokens if response else None,
@@ -578,6 +586,7 @@ def _rows(group: GroupRecords) -> list[dict[str, Any]]:
                     "acted": all(evidence.acted for evidence in record.evidence) if record else None,
                     "error": record.error if record else "",
                     "fault": record.fault if record else None,
+                    "degenerate": is_degenerate(record),
                     "token_ids": list(response.token_ids) if response else None,
                     "fidelity": response.fidelity if response else None,
                     "parts": dict(record.parts) if record else None,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from harness.plan import Group, Plan, PlannedCell  # a report reads manifests without what planning needs
 
 SCHEMA = "kvgate.run/1"
+FOLDERS = ("--config-dir", "-cd")  # of a command; a folder of the user's own options follows
 
 
 def make_manifest(plan: Plan, command: Sequence[str], notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def make_manifest(plan: Plan, command: Sequence[str], notes: Sequence[str] = ())
         "gen": asdict(plan.generation),
         "compare": list(plan.compare),
         "notes": list(notes),
-        "groups": [_group(plan, group) for group in plan.groups],
+        "groups": [_group(plan, group, command) for group in plan.groups],
     }
 
 
@@ -61,7 +62,7 @@ def origin(facts: ModelFacts, engine: Engine, command: Sequence[str]) -> dict[st
     }
 
 
-def _group(plan: Plan, group: Group) -> dict[str, Any]:
+def _group(plan: Plan, group: Group, command: Sequence[str]) -> dict[str, Any]:
     return {
         "label": group.label,
         "task": dict(group.task_config),
@@ -76,8 +77,30 @@ def _group(plan: Plan, group: Group) -> dict[str, Any]:
         "n": group.n,
         "samples_file": group.samples_file.name,
         "samples_set": group.samples_set,
-        "cells": [part(cell) for cell in group.cells],
+        "cells": [
+            {**part(cell), "command": _alone(plan, group, cell, command) if cell.role == "candidate" else None}
+            for cell in group.cells
+        ],
     }
+
+
+def _alone(plan: Plan, group: Group, cell: PlannedCell, command: Sequence[str]) -> str:
+    """The command that asks for one cell: the overrides that made it, in a run of another name, so that this one stays."""
+    words = command[1:]
+    folders = [word for before, word in zip(["", *words], words, strict=False) if {before, word} & {*FOLDERS}]
+    folders += [word for word in words if word.startswith("--config-dir=")]
+    overrides = [word for word in cell.overrides if not _of_the_run(word.lstrip("+~").partition("=")[0])]
+    overrides += ["gate.early_stop=true"] * plan.gate.early_stop
+    overrides += [f"seed={group.seed}", f"name={plan.name}-{cell.address[:8]}"]
+    return f"{command[0]} {shlex.join([*folders, *overrides])}"
+
+
+def _of_the_run(key: str) -> bool:
+    """Whether an option concerns several cells together, or is said anew for one."""
+    return key in ("name", "seed", "keep", "compare", "gate.tasks", "gate.early_stop") or key.split(".")[0] in (
+        "sweep",
+        "hydra",
+    )
 
 
 def part(cell: PlannedCell) -> dict[str, Any]:

@@ -29,8 +29,8 @@ def pair_up(
                 candidate_state=b.state if b else State.NOT_RUN,
                 baseline_fault=a.fault if a else None,
                 candidate_fault=b.fault if b else None,
-                baseline_degenerate=_is_degenerate(a),
-                candidate_degenerate=_is_degenerate(b),
+                baseline_degenerate=is_degenerate(a),
+                candidate_degenerate=is_degenerate(b),
                 prompts_agree=len(hashes) < 2 or (history == "own" and bool(sample.turns)),
                 acted=all(evidence.acted for record in (a, b) if record for evidence in record.evidence),
             )
@@ -38,5 +38,6 @@ def pair_up(
     return tuple(pairs)
 
 
-def _is_degenerate(record: Record | None) -> bool:
+def is_degenerate(record: Record | None) -> bool:
+    """Whether there is an answer, and its form is broken."""
     return bool(record and record.response and degenerate(record.response))

@@ -48,6 +48,7 @@ class PlannedCell:
     config: Mapping[str, Any]
     ask: Mapping[str, Any]
     engine: Mapping[str, Any] = field(default_factory=dict)  # options of the engine that this cell alone has
+    overrides: tuple[str, ...] = ()  # of a job that asked for it
 
 
 @dataclass(frozen=True)
@@ -583,10 +584,14 @@ def _group(
         }
         return PlannedCell(store.ask(ask), role, stack.name, stack, layers, ask)
 
-    candidates = {strategy_key(job.config["strategy"]): job.config["strategy"] for job in same}
+    candidates = {strategy_key(job.config["strategy"]): job for job in same}
     cells = [
         cell("baseline", Stack(BASELINE), {}),
-        *(cell("candidate", stacks[key], layers) for key, layers in candidates.items() if stacks[key].layers()),
+        *(
+            replace(cell("candidate", stacks[key], job.config["strategy"]), overrides=tuple(job.overrides))
+            for key, job in candidates.items()
+            if stacks[key].layers()
+        ),
         cell("noise", Stack(BASELINE), {}, batch="alone"),
     ]
     if not task.fidelity:  # may be a candidate too: then both are one cell with two roles

@@ -19,7 +19,7 @@ from harness.types import canonical
 
 CHOICES = ("show", "redact")
 NOTE = "privacy=redact: texts are shown as a keyed hash and their length; equal texts have equal hashes"
-TEXTS = ("answer", "baseline_answer", "expected", "text", "error")
+TEXTS = ("answer", "baseline_answer", "expected", "excerpt", "text", "error")
 HASHES = ("sample_hash", "prompt_hash")  # plain ones of texts: who guesses a text could check the guess
 UTTERED = ("gen.stop", "gen.think_open", "gen.think_close")  # overrides whose values are texts that models see or say
 
@@ -41,6 +41,7 @@ def redact(
     hidden = {
         **verdict,
         "command": _command(verdict["command"], hide),
+        "cells": [{**cell, "command": _command(cell["command"] or "", hide) or None} for cell in verdict["cells"]],
         "gen": {name: hide.inside(value) for name, value in verdict["gen"].items()},
         "notes": [
             NOTE,
