@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.payoff import METRICS
 from harness.places import Place, remove, write_atomic
-from harness.report.format import MINUS, MISSING, count, general, missing, percent, plain, size
+from harness.report.format import MINUS, MISSING, count, gain_limits, general, missing, percent, plain, size
 from harness.report.html import template
 from harness.report.markdown import bullets, escape, table_grid
 from harness.report.plots import BENCH_FILES, Plot, draw_bench
@@ -186,7 +186,7 @@ def _equal(verdict: Mapping[str, Any], equal: str, title: str) -> tuple[Table, s
     rows = [(*first, *(_gain(at["metrics"][name]) for name in names)) for first, at in found]
     some = verdict["candidates"][:1]  # the baseline once more was measured beside all alike
     noise = [
-        (*first[:-1], BASELINE, *(_limits(at["metrics"][name]["noise"]) for name in names))
+        (*first[:-1], BASELINE, *(gain_limits(at["metrics"][name]["noise"]) for name in names))
         for first, at in _found(verdict, some)
     ]
     told = "; ".join(f"{name}: {METRICS[name].says}" for name in names)
@@ -201,7 +201,7 @@ def _equal_slo(verdict: Mapping[str, Any]) -> tuple[Table, str]:
     curves = [(one["strategy"], one["curve"]["rate"]) for one in verdict["candidates"] if one["curve"]]
     seen = any(metric["gain"]["pairs"] for _, metric in curves)
     rows = [(strategy, _gain(metric)) for strategy, metric in curves]
-    noise = [(BASELINE, _limits(metric["noise"])) for _, metric in curves[:1]]
+    noise = [(BASELINE, gain_limits(metric["noise"])) for _, metric in curves[:1]]
     note = (
         f"rate: {METRICS['rate'].says}, read off between the loads; not told where all of them meet it, or none does."
     )
@@ -212,14 +212,7 @@ def _equal_slo(verdict: Mapping[str, Any]) -> tuple[Table, str]:
 
 def _gain(metric: Mapping[str, Any]) -> str:
     wanted = f", wanted {general(metric['wanted'])}: {metric['decision']}" if metric["wanted"] is not None else ""
-    return _limits(metric["gain"]) + wanted
-
-
-def _limits(gain: Mapping[str, Any]) -> str:
-    if missing(gain["mean"]):
-        return MISSING
-    ends = "" if missing(gain["low"]) else f" [{general(gain['low'])}, {general(gain['high'])}]"
-    return general(gain["mean"]) + ends
+    return gain_limits(metric["gain"]) + wanted
 
 
 def _values(verdict: Mapping[str, Any]) -> Table:

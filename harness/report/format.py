@@ -45,6 +45,14 @@ def general(value: float | None, digits: int = 3) -> str:
     return MISSING if missing(value) else f"{value:.{digits}g}".replace("-", MINUS)
 
 
+def gain_limits(gain: Mapping[str, float | None]) -> str:
+    """``1.21 [1.18, 1.24]``, of a gain with its mean, low and high end; what is not known is left out."""
+    if missing(gain["mean"]):
+        return MISSING
+    ends = "" if missing(gain["low"]) else f" [{general(gain['low'])}, {general(gain['high'])}]"
+    return general(gain["mean"]) + ends
+
+
 def count(value: float | None) -> str:
     """12345 -> ``12,345``."""
     return MISSING if missing(value) else f"{value:,.0f}".replace("-", MINUS)

@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.report.flips import Flip
-from harness.report.format import visible
+from harness.report.format import shorten, visible
 from harness.report.page import Page, Square, StrategyPart, badge
 from harness.report.plots import Plot
 from harness.report.tables import DECISION, Table
+
+FLIPS = 5  # of a cell
+FLIP_LIMIT = 700  # characters of one of their texts
 
 
 def render(page: Page, pictures: Sequence[Plot], metadata: str = "") -> str:
@@ -112,8 +115,8 @@ def _strategy(part: StrategyPart) -> Iterator[str]:
         yield f"**{table.title}**"
         yield table_grid(table) if table.rows else "Nothing recorded."
     for label, flips in part.flips:
-        yield f"**Flips worth reading: {escape(label)}** ({len(flips.shown)} of {flips.total})"
-        for flip in flips.shown:
+        yield f"**Flips worth reading: {escape(label)}** ({min(len(flips), FLIPS)} of {len(flips)})"
+        for flip in flips[:FLIPS]:
             yield _flip(flip)
 
 
@@ -125,7 +128,7 @@ def _flip(flip: Flip) -> str:
         "text": flip.text,
         "error": flip.error,
     }
-    body = "\n".join(f"{name}: {text}" for name, text in said.items() if text)
+    body = "\n".join(f"{name}: {shorten(text, FLIP_LIMIT, ' […] ')}" for name, text in said.items() if text)
     return f"Sample {escape(flip.sample_id)} ({escape(flip.facts)})\n\n{fenced(body)}"
 
 

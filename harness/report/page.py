@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 
 from harness.report import families, resamples, sentences, tables
-from harness.report.flips import Flips, find
+from harness.report.cells import SOURCE_NOTE, CellPart, part
+from harness.report.flips import LOST, Flip, Flips
 from harness.report.format import MISSING, interval, number, percent, signed
 from harness.report.inside import NOTE, inside
-from harness.report.outlook import ORDER, SYMBOLS, Cell, Outlook
+from harness.report.outlook import ORDER, SYMBOLS, Cell, Outlook, at
 from harness.report.tables import Table
 from harness.types import Decision
 
@@ -33,8 +34,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Square:
-    """One cell of the matrix: its decision and two short lines."""
+    """One cell of the matrix: its decision and two short lines. ``anchor`` is where all of it is told."""
 
+    anchor: str
     decision: str
     first: str
     second: str
@@ -59,7 +61,7 @@ class StrategyPart:
     evidence: Table
     loaded: Table
     memory: Table
-    flips: tuple[tuple[str, Flips], ...]  # by task label
+    flips: tuple[tuple[str, tuple[Flip, ...]], ...]  # by task label, those that were lost
     addresses: Table
 
 
@@ -78,6 +80,8 @@ class Page:
     matrix_columns: tuple[str, ...]
     matrix: tuple[tuple[Card, tuple[Square | None, ...]], ...]
     matrix_note: str
+    cells: tuple[CellPart, ...]
+    source_note: str
     families: Table  # without rows if one task was judged
     families_note: str
     routes: Table  # without rows if one strategy was judged
@@ -97,7 +101,10 @@ class Page:
 
 def build(verdict: Mapping[str, Any], samples: pd.DataFrame) -> Page:
     """Says everything there is to say; a missing number is a dash and a missing part says so."""
-    outlook = Outlook(verdict)
+    outlook, flips = Outlook(verdict), Flips(samples)
+    parts = {
+        _key(cell): _cell(outlook, cell, flips) for entry in outlook.strategies for cell in outlook.of(entry["name"])
+    }
     cards = {strategy["name"]: _card(outlook, strategy, i) for i, strategy in enumerate(outlook.strategies)}
     tally = Counter(card.decision for card in cards.values())
     return Page(
@@ -111,10 +118,12 @@ def build(verdict: Mapping[str, Any], samples: pd.DataFrame) -> Page:
         scope=sentences.scope(outlook),
         matrix_columns=tuple(outlook.label(column) for column in outlook.columns),
         matrix=tuple(
-            (card, tuple(_square(outlook.cell(name, column)) for column in outlook.columns))
+            (card, tuple(_square(parts.get((name, *column))) for column in outlook.columns))
             for name, card in cards.items()
         ),
         matrix_note=sentences.matrix_note(outlook),
+        cells=tuple(parts.values()),
+        source_note=SOURCE_NOTE,
         families=families.families_table(families.families(outlook)),
         families_note=families.FAMILIES_NOTE,
         routes=families.routes_table(families.routes(outlook)),
@@ -126,7 +135,7 @@ def build(verdict: Mapping[str, Any], samples: pd.DataFrame) -> Page:
         tasks=tuple(_task(outlook, column) for column in outlook.columns),
         inside_note=NOTE,
         glossary=sentences.glossary(outlook),
-        strategies=tuple(_strategy(outlook, entry, cards[entry["name"]], samples) for entry in outlook.strategies),
+        strategies=tuple(_strategy(outlook, entry, cards[entry["name"]], parts) for entry in outlook.strategies),
         memory_note=sentences.memory_note(outlook),
         provenance=tables.provenance(outlook),
         reproduce=sentences.reproduce(outlook),
@@ -150,11 +159,18 @@ def _card(outlook: Outlook, strategy: Mapping[str, Any], index: int) -> Card:
     )
 
 
-def _square(cell: Cell | None) -> Square | None:
-    if cell is None:
-        return None
-    first, second = square_lines(cell)
-    return Square(cell["decision"], first, second, bool(cell.get("gating")))
+def _cell(outlook: Outlook, cell: Cell, flips: Flips) -> CellPart:
+    row = [entry["name"] for entry in outlook.strategies].index(cell["strategy"])
+    anchor = f"cell-{row}-{outlook.columns.index(at(cell))}"
+    return part(outlook, cell, anchor, square_lines(cell), flips.of(*_key(cell)))
+
+
+def _key(cell: Cell) -> tuple[str, str, str]:
+    return cell["strategy"], *at(cell)
+
+
+def _square(cell: CellPart | None) -> Square | None:
+    return cell and Square(cell.anchor, cell.decision, *cell.lines, cell.gating)
 
 
 def square_lines(cell: Cell) -> tuple[str, str]:
@@ -168,12 +184,13 @@ def square_lines(cell: Cell) -> tuple[str, str]:
     )
 
 
-def _strategy(outlook: Outlook, entry: Mapping[str, Any], card: Card, samples: pd.DataFrame) -> StrategyPart:
+def _strategy(
+    outlook: Outlook, entry: Mapping[str, Any], card: Card, parts: Mapping[tuple[str, str, str], CellPart]
+) -> StrategyPart:
     cells = outlook.of(card.strategy)
-    judged = [cell for cell in cells if cell["decision"] != Decision.MEASURED]
-    flips = [
-        (outlook.label((cell["task"], cell["mode"])), find(samples, card.strategy, cell["task"], cell["mode"]))
-        for cell in judged
+    lost = [
+        (part.task, tuple(flip for flip in part.flips if flip.kind == LOST))
+        for part in (parts[_key(cell)] for cell in cells)
     ]
     return StrategyPart(
         card=card,
@@ -181,7 +198,7 @@ def _strategy(outlook: Outlook, entry: Mapping[str, Any], card: Card, samples: p
         evidence=tables.evidence(outlook, cells),
         loaded=tables.loaded(outlook, cells),
         memory=tables.memory(outlook, cells),
-        flips=tuple((label, found) for label, found in flips if found.total),
+        flips=tuple((label, flips) for label, flips in lost if flips),
         addresses=tables.addresses(outlook, cells),
     )
 

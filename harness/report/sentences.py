@@ -21,24 +21,61 @@ MEANING = {
 
 
 def headline(outlook: Outlook) -> str:
-    """The answer in one or two sentences."""
-    passed = [entry["name"] for entry in outlook.strategies if entry["decision"] == Decision.GO]
-    total = len(outlook.strategies)
-    if not total:
+    """The answer in a sentence: what passes, at which margin, and the cheapest stack that does."""
+    if not outlook.strategies:
         return "No strategy was judged."
+    if len(outlook.strategies) == 1:
+        return _of_one(outlook, outlook.strategies[0])
+    passed = [entry["name"] for entry in outlook.strategies if entry["decision"] == Decision.GO]
+    of_all, tasks = f"of {len(outlook.strategies)} strategies", _tasks(outlook)
     if not passed:
-        return f"None of the {total} strategies is GO." if total != 1 else f"{_only(outlook)} is not GO."
-    if total == 1:
-        return f"{passed[0]} is GO. KV bytes: {outlook.memory(passed[0])} of the full cache."
-    known = [name for name in passed if outlook.fractions(name)]
-    text = f"{len(passed)} of {total} strategies {'is' if len(passed) == 1 else 'are'} GO."
-    if known:
-        text += f" The smallest is {known[0]}, with {outlook.memory(known[0])} of the full cache's KV bytes."
-    return text
+        nearest = max(outlook.strategies, key=lambda entry: len(_passed(outlook, entry["name"])))["name"]
+        known = f"; nearest: {nearest}, {_go_on(outlook, nearest)}" if _passed(outlook, nearest) else ""
+        return f"None {of_all} is GO on {tasks}{_at_margin(outlook)}{known}."
+    cheapest = next((name for name in passed if outlook.fractions(name)), None)
+    known = f"; cheapest passing stack: {cheapest}, with {_share(outlook, cheapest)}" if cheapest else ""
+    return f"{len(passed)} {of_all} {'is' if len(passed) == 1 else 'are'} GO on {tasks}{_at_margin(outlook)}{known}."
 
 
-def _only(outlook: Outlook) -> str:
-    return outlook.strategies[0]["name"]
+def _of_one(outlook: Outlook, entry: Mapping[str, Any]) -> str:
+    name, decision = entry["name"], entry["decision"]
+    if decision == Decision.GO:
+        share = f", with {_share(outlook, name)}" if outlook.fractions(name) else ""
+        return f"{name} is GO on {_tasks(outlook)}{_at_margin(outlook)}{share}."
+    if len(_gating(outlook, name)) < 2:
+        return f"{name} is {decision} on {_tasks(outlook)}{_at_margin(outlook)}."
+    return f"{name} is {_go_on(outlook, name)}{_at_margin(outlook)}: it is {decision}."
+
+
+def _gating(outlook: Outlook, strategy: str) -> list[Cell]:
+    return [cell for cell in outlook.of(strategy) if cell.get("gating")]
+
+
+def _passed(outlook: Outlook, strategy: str) -> list[Cell]:
+    return [cell for cell in _gating(outlook, strategy) if cell["decision"] == Decision.GO]
+
+
+def _tasks(outlook: Outlook) -> str:
+    """``all 3 tasks``, or the name of the only one."""
+    gating = list(dict.fromkeys(at(cell) for cell in outlook.cells if cell.get("gating")))
+    return outlook.label(gating[0]) if len(gating) == 1 else f"all {len(gating)} tasks"
+
+
+def _go_on(outlook: Outlook, strategy: str) -> str:
+    return f"GO on {len(_passed(outlook, strategy)) or 'none'} of {len(_gating(outlook, strategy))} tasks"
+
+
+def _at_margin(outlook: Outlook) -> str:
+    margin = outlook.gate.get("margin")
+    if missing(margin):
+        return ""
+    if outlook.gate.get("margin_kind") == "relative":
+        return f" at a margin of {percent(margin)} of the full cache's score"
+    return f" at a {general(100 * margin)}-point margin"
+
+
+def _share(outlook: Outlook, strategy: str) -> str:
+    return f"{outlook.memory(strategy)} of the full cache's KV bytes"
 
 
 def why(strategy: Mapping[str, Any]) -> str:

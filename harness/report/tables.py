@@ -40,12 +40,17 @@ class Table:
 def of_task(outlook: Outlook, column: tuple[str, str]) -> tuple[Table, ...]:
     """What must always be printed of a task, each strategy a row."""
     pairs = [(entry["name"], outlook.cell(entry["name"], column)) for entry in outlook.strategies]
-    cells = {name: cell for name, cell in pairs if cell}
+    return _of({name: cell for name, cell in pairs if cell}, outlook.judged(column))
+
+
+def of_cell(cell: Cell) -> tuple[Table, ...]:
+    """The same of one cell alone, as tables of one row."""
+    return _of({cell["strategy"]: cell}, cell["decision"] != Decision.MEASURED)
+
+
+def _of(cells: Mapping[str, Cell], judged: bool) -> tuple[Table, ...]:
     measured = {name: cell for name, cell in cells.items() if cell.get("fidelity")}
-    tables = [_fidelity(measured)] if measured else []
-    if outlook.judged(column):
-        tables = [_test(cells), _basis(cells), *tables]
-    return tuple(tables)
+    return (*((_test(cells), _basis(cells)) if judged else ()), *((_fidelity(measured),) if measured else ()))
 
 
 def _test(cells: Mapping[str, Cell]) -> Table:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import hashlib
 import re
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pandas as pd
 import pytest
 
 from harness import report
-from harness.report import flips, format, lmeval, markdown, sheet
+from harness.report import format, lmeval, markdown, sheet
 from harness.report.plots import FILES
 from harness.report.plots.picture import paths
 from harness.types import Decision
@@ -55,9 +57,22 @@ def test_every_file_is_written_and_nothing_else_is_left(written):
 
 def test_html_shows_hostile_text_and_runs_nothing(page, made):
     tags = [tag for tag, _ in page.tags]
-    assert "script" not in tags and "iframe" not in tags and "b" not in tags
+    assert "iframe" not in tags and "b" not in tags
+    scripts = [attributes for tag, attributes in page.tags if tag == "script"]
+    assert {one.get("type") for one in scripts} == {None, "text/plain"} and scripts.count({}) == 1
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert made.HOSTILE in "".join(page.text)
+
+
+def test_the_policy_allows_the_page_s_own_script_and_style_and_nothing_else(written, page):
+    text = (written.folder / "report.html").read_text()
+    (policy,) = (one["content"] for _, one in page.tags if one.get("http-equiv") == "Content-Security-Policy")
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    for tag in ("script", "style"):
+        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        code = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert rules.pop(f"{tag}-src") == f"'sha256-{code}'"
+    assert rules == {"default-src": "'none'", "img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
 
 
 def test_html_is_one_file(page):
@@ -221,7 +236,9 @@ def test_one_strategy_on_one_task_with_every_number_missing(made, tmp_path):
     cell |= {"strategy": "fp8", "task": "t", "mode": "context", "decision": "VOID", "gating": True}
     verdict |= {"strategies": [{"name": "fp8", "decision": "VOID"}], "cells": [cell]}
     text = report.write(tmp_path, verdict, pd.DataFrame())[1].read_text()
-    assert "fp8 is not GO." in text and "0.000" not in text and not re.search(r"(?i)\bnan\b", text)
+    assert (
+        "fp8 is VOID on t at a 2-point margin." in text and "0.000" not in text and not re.search(r"(?i)\bnan\b", text)
+    )
 
 
 def test_two_modes_of_one_task_are_two_columns(made):
@@ -230,12 +247,12 @@ def test_two_modes_of_one_task_are_two_columns(made):
     assert "niah_multikey · context" in report.text_table(verdict, width=200)
 
 
-def test_flips_are_those_the_full_cache_got_right(written):
-    found = flips.find(written.samples, "streaming-12", "niah_multikey", "prompt")
+def test_markdown_shows_the_first_lost_samples_of_a_cell_and_says_how_many_there_are(written):
     rows = written.samples.query("strategy == 'streaming-12' and task == 'niah_multikey'")
-    assert found.total == ((rows["score"] == 0) | (rows["state"] == "truncated")).sum()
-    assert len(found.shown) == flips.PER_CELL and "truncated" in found.shown[0].facts
-    assert all(len(flip.text) <= flips.TEXT_LIMIT for flip in found.shown)
+    lost = ((rows["score"] == 0) | (rows["state"] == "truncated")).sum()
+    text = (written.folder / "report.md").read_text().partition("### streaming-12: ")[2].partition("\n### ")[0]
+    assert f"**Flips worth reading: niah_multikey** ({markdown.FLIPS} of {lost})" in text
+    assert max(len(line) for line in text.splitlines() if line.startswith("text: ")) < markdown.FLIP_LIMIT + 10
 
 
 def test_terminal_table_is_aligned_and_fits(made):
