@@ -32,6 +32,8 @@ TOKENS = (70001, 70002, 70003)
 NEEDLE = {"_target_": "tasks.retrieval.needle.Needle", "name": "needle_single", "lengths": [512]}
 FIDELITY = {"_target_": "tasks.fidelity.Fidelity", "name": "fidelity", "lengths": [512]}
 
+COMMAND = f"kvgate run strategy=good 'task.template=Say {SECRETS['command']} first' gen.stop={SECRETS['stop']}"
+
 Right = Callable[[int], bool]
 
 
@@ -45,7 +47,7 @@ def plant(results: Path, name: str = "planted") -> Path:
         "schema": "kvgate.run/1",
         "name": name,
         "created": "2026-01-31T12:00:00+00:00",
-        "command": f"kvgate run strategy=good 'task.template=Say {SECRETS['command']} first' gen.stop={SECRETS['stop']}",
+        "command": COMMAND,
         "model": {"id": "org/model", "revision": "1", "weights_sha": "w", "dtype": "float32"}
         | {"deploy_dtype": "bfloat16", **sizes},
         "engine": {"name": "hf", "versions": versions, "cpu": "a"},
@@ -100,6 +102,7 @@ def _group(
         stack = {} if strategy == "full" else {"quant": {"class": "FP8", "options": {}}}
         planned.append(
             {"address": address, "role": role, "strategy": strategy, "describe": f"quant/{strategy}", "stack": stack}
+            | ({"command": f"{COMMAND} name=alone"} if role == "candidate" else {})
         )
     return {
         **{"label": label, "task": task, "chance": 0.0, "graded": fidelity, "fidelity": fidelity, "seed": 0, "n": N},

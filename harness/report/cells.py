@@ -166,12 +166,12 @@ def _memory(outlook: Outlook, cell: Cell) -> Table:
     }
     table = tables.memory(outlook, [cell])
     rows = tuple(
-        (column.partition(" (")[0], text, sources.get(column, f"{SIMULATED}: by formula"))
+        (column.partition(" (")[0], sources.get(column, f"{SIMULATED}: by formula"), text)
         for row in table.rows
         for column, text in zip(table.columns[1:], row[1:], strict=True)
         if text != MISSING
     )
-    return Table(table.title, ("", "this cell", "where it comes from"), rows)
+    return Table(table.title, ("", "where it comes from", "this cell"), rows, words=2)
 
 
 def _payoff(payoff: Mapping[str, Any] | None) -> tuple[Table, str]:

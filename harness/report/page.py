@@ -71,6 +71,7 @@ class Page:
 
     title: str
     created: str
+    subject: str  # which model, on which engine
     headline: str
     tally: tuple[tuple[str, int], ...]
     notes: tuple[str, ...]
@@ -110,6 +111,7 @@ def build(verdict: Mapping[str, Any], samples: pd.DataFrame) -> Page:
     return Page(
         title=str(verdict.get("name") or "kvgate"),
         created=str(verdict.get("created") or MISSING),
+        subject=sentences.subject(outlook),
         headline=sentences.headline(outlook),
         tally=tuple((decision.value, tally[decision]) for decision in ORDER if tally[decision]),
         notes=tuple(verdict.get("notes") or ()),

@@ -37,6 +37,13 @@ def headline(outlook: Outlook) -> str:
     return f"{len(passed)} {of_all} {'is' if len(passed) == 1 else 'are'} GO on {tasks}{_at_margin(outlook)}{known}."
 
 
+def subject(outlook: Outlook) -> str:
+    """``org/model in float32 on engine hf``, as far as it is known."""
+    model, engine = outlook.model, (outlook.verdict.get("engine") or {}).get("name")
+    held = f" in {model['dtype']}" if model.get("dtype") else ""
+    return f"{model.get('id') or 'a model'}{held}{f' on engine {engine}' if engine else ''}"
+
+
 def _of_one(outlook: Outlook, entry: Mapping[str, Any]) -> str:
     name, decision = entry["name"], entry["decision"]
     if decision == Decision.GO:
@@ -100,8 +107,8 @@ def memory_quoted(outlook: Outlook) -> str:
     """How the memory share of a card is to be read."""
     return (
         f"KV share: bytes a token of this cache over those of the full cache, both predicted by formula at "
-        f"{outlook.deploy_dtype}, the dtype to deploy. What was stored in this run is measured, and stands under each "
-        "strategy below."
+        f"{outlook.deploy_dtype}, the dtype to deploy. What was stored in this run is measured, and stands with each "
+        "strategy's memory below."
     )
 
 

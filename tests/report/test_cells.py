@@ -95,9 +95,9 @@ def test_graded_scores_rise_fall_or_stay(made: Any) -> None:
 def test_bytes_say_where_they_come_from(written: Any, engine: str, source: str) -> None:
     verdict = {**written.verdict, "engine": {**written.verdict["engine"], "name": engine}}
     cell = build(verdict, pd.DataFrame()).cells[0]
-    sources = {name: said for name, _, said in cell.memory.rows}
+    sources = {name: said for name, said, _ in cell.memory.rows}
     assert sources["stored B/token"].startswith(source) and sources["formula B/token"].startswith("simulated")
-    assert MISSING not in {text for _, text, _ in cell.memory.rows}
+    assert MISSING not in {text for *_, text in cell.memory.rows}
 
 
 def test_what_was_timed_stands_in_the_cell_with_its_source(written: Any) -> None:
