@@ -191,8 +191,8 @@ def _as_overrides(command: str, words: Sequence[str]) -> list[str]:
     for before, word in zip(["", *words], words, strict=False):
         plain = key and before not in VALUED and "=" not in word and not word.startswith(("-", "~"))
         (bare if plain else others).append(word)
-    values = [f"{key}={','.join(bare)}"] if bare and key in LISTS else [f"{key}='{word}'" for word in bare]
-    return [_as_override(_renamed(word) if command == "run" else word) for word in others + values]
+    words = [*others, *_valued(key, bare)]
+    return [_as_override(_renamed(word) if command == "run" else word) for word in words]
 
 
 def _renamed(word: str) -> str:
@@ -201,6 +201,16 @@ def _renamed(word: str) -> str:
         if word.startswith(theirs):
             return ours + word.removeprefix(theirs)
     return word
+
+
+def _valued(key: str | None, words: Sequence[str]) -> list[str]:
+    """Bare words as the override that gives them to ``key``; several are a list."""
+    if not words:
+        return []
+    if key in LISTS:
+        return [f"{key}={','.join(words)}"]
+    quoted = [f"'{word}'" for word in words]
+    return [f"{key}={quoted[0]}" if len(words) == 1 else f"{key}=[{','.join(quoted)}]"]
 
 
 def _as_override(word: str) -> str:

@@ -104,14 +104,19 @@ def _reused(planned: Plan) -> list[str]:
 
 
 def report(config: Mapping[str, Any]) -> int:
-    """Rebuild a run's verdict and report from the store. Returns the exit code."""
+    """Rebuild a run's verdict and report from the store, or compare several runs. Returns the exit code."""
     if config["format"] not in ("text", "json"):
         raise BadInput(f"format must be text or json, got {config['format']!r}")
     if config["by"] not in ("task", "family"):
         raise BadInput(f"by must be task or family, got {config['by']!r}")
     if config["privacy"] and (wrong := privacy.problems(config["privacy"])):
         raise BadInput(*wrong)
-    folder, manifest = manifests.load(config["run"], place(config["results_dir"]))
+    first, *others = [str(name) for name in config["run"]] if isinstance(config["run"], list) else [str(config["run"])]
+    if others:
+        from harness.between.command import compare_runs
+
+        return compare_runs([first, *others], config)
+    folder, manifest = manifests.load(first, place(config["results_dir"]))
     manifest["privacy"] = config["privacy"] or manifest.get("privacy", "show")  # runs of before there was a choice
     gate = report_gate(manifest["gate"], config["gate"])
     if wrong := strangers(gate, {group["label"]: group["fidelity"] for group in manifest["groups"]}):

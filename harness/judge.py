@@ -112,9 +112,29 @@ def judge(
     Returns:
         verdict.json as a dict, one row a cell and sample, and the records that were damaged.
     """
+    groups, damaged = read_groups(store, manifest, rescore)
+    return judge_groups(store, manifest, groups, gate, compared, rescore, damaged), _table(groups), damaged
+
+
+def read_groups(
+    store: ResultStore, manifest: Mapping[str, Any], rescore: bool = False
+) -> tuple[list[GroupRecords], list[Damage]]:
+    """What the store holds of a run, and the records that were damaged."""
     damaged: list[Damage] = []
-    seeds = {group["seed"] for group in manifest["groups"]}
-    groups = [_read(store, group, len(seeds) > 1, rescore, damaged) for group in manifest["groups"]]
+    several_seeds = len({group["seed"] for group in manifest["groups"]}) > 1
+    return [_read(store, group, several_seeds, rescore, damaged) for group in manifest["groups"]], damaged
+
+
+def judge_groups(
+    store: ResultStore,
+    manifest: Mapping[str, Any],
+    groups: Sequence[GroupRecords],
+    gate: Gate,
+    compared: Sequence[str],
+    rescore: bool,
+    damaged: Sequence[Damage],
+) -> dict[str, Any]:
+    """verdict.json of a run whose groups were read; arguments as of ``judge``."""
     gating = gate.tasks or tuple(dict.fromkeys(g.planned["label"] for g in groups if not g.task.fidelity))
     notes = [*manifest.get("notes", ()), *manifest.get("lost", ()), *_notes(manifest, gate, compared, rescore)]
     cells: list[tuple[CellVerdict, dict[str, Any]]] = []
@@ -128,12 +148,13 @@ def judge(
             inside = parts(asked, group.samples, group.baseline.records, cell.records)
             cells.append((judged, _cell_json(judged, inside, group, cell, manifest["model"])))
         pairs += _comparison_inputs(group, compared, looks)
+        notes += _left_out_of_comparison(group, compared)
     notes += _stop_notes([judged for judged, _ in cells])
     strategies, ladders = _strategies([judged for judged, _ in cells], groups, manifest, gate)
     benches = list(store.runs("bench.json", "payoff.json"))
     stacks = {name: cell.planned["stack"] for group in groups for name, cell in group.candidates.items()}
     strategies = [{**one, "payoff": payoffs.of(benches, manifest, stacks[one["name"]])} for one in strategies]
-    verdict = {
+    return {
         "schema": SCHEMA,
         "name": manifest["name"],
         "created": manifest["created"],
@@ -142,7 +163,7 @@ def judge(
         "engine": manifest["engine"],
         "gen": manifest.get("gen") or asdict(Generation()),  # runs of before there was a choice
         "gate": {**asdict(gate), "tasks": list(gating)},
-        "seed": min(seeds),
+        "seed": min(group["seed"] for group in manifest["groups"]),
         "kvgate": manifest["kvgate"],
         "git": manifest["git"],
         "python": manifest["engine"]["versions"]["python"],
@@ -154,7 +175,6 @@ def judge(
         "notes": [*dict.fromkeys([*notes, *_engine_notes(groups), *_failure_notes(groups)]), *map(str, damaged)],
         "reused": _reused(groups, manifest.get("reused", ())),
     }
-    return verdict, _table(groups), damaged
 
 
 def _read(
@@ -272,6 +292,18 @@ def _comparison_inputs(
         stricter = min(gate, other_gate, key=lambda gate: gate.alpha / gate.looks)
         inputs.append(ComparisonInput(b, cell, stricter))
     return inputs
+
+
+def _left_out_of_comparison(group: GroupRecords, names: Sequence[str]) -> list[str]:
+    """Why candidates that were to be compared are not, on this task."""
+    where = f"{group.planned['label']} ({group.mode})"
+    if names and group.task.fidelity:
+        return [f"compare: not on {where}, which measures fidelity and is not judged"]
+    return [
+        f"compare: {name} is compared with no other on {where}, where it was not run"
+        for name in names
+        if name not in group.candidates
+    ]
 
 
 def _fidelity(cell: CellRecords) -> dict[str, float]:

@@ -118,15 +118,19 @@ def save(manifest: Mapping[str, Any], folder: Place) -> None:
     write_atomic(folder / "run.json", json.dumps(manifest, indent=1, ensure_ascii=False))
 
 
+def find(run: str, results_dir: Place, *files: str) -> Place:
+    """The folder of a run given by name or address, which holds one of these files. Raises BadInput if there is none."""
+    for folder in (place(run), results_dir / "runs" / run):
+        if any((folder / file).exists() for file in files):
+            return folder
+    known = sorted({found.parent.name for file in files for found in (results_dir / "runs").glob(f"*/{file}")})
+    there = f"; there are {', '.join(known[-8:])}" if known else ""
+    raise BadInput(f"run must be a run folder or the name of a run in {results_dir}/runs, got {run!r}{there}")
+
+
 def load(run: str, results_dir: Place) -> tuple[Place, dict[str, Any]]:
     """The folder and manifest of a run given by name or address. Raises BadInput if there is none."""
-    folder = place(run)
-    if not (folder / "run.json").exists():
-        folder = results_dir / "runs" / run
-    if not (folder / "run.json").exists():
-        known = sorted(file.parent.name for file in (results_dir / "runs").glob("*/run.json"))
-        there = f"; there are {', '.join(known[-8:])}" if known else ""
-        raise BadInput(f"run must be a run folder or the name of a run in {results_dir}/runs, got {run!r}{there}")
+    folder = find(run, results_dir, "run.json")
     try:
         manifest = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except ValueError as error:

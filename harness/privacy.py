@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -31,14 +31,21 @@ def problems(privacy: Any) -> list[str]:
 def redact(
     verdict: Mapping[str, Any], records: pd.DataFrame, manifest: Mapping[str, Any], damaged: Sequence[Damage]
 ) -> tuple[dict[str, Any], pd.DataFrame]:
-    """A verdict and its records without the texts of samples, answers and errors.
+    """A verdict and its records without the texts of samples, answers and errors."""
+    hide, errors = Hiding(manifest), records["error"]
+    records = records.copy()
+    for column in (*TEXTS, *HASHES):
+        records[column] = records[column].map(hide.inside)
+    records["token_ids"] = None  # they are the text, too
+    return redact_verdict(verdict, manifest, [*map(str, damaged), *errors]), records
 
-    Names, ids of samples, numbers and settings stay; of the command, values with white space in them and those that models see or
-    say do not. Notes that quote an error are hidden.
-    """
+
+def redact_verdict(verdict: Mapping[str, Any], manifest: Mapping[str, Any], errors: Iterable[str]) -> dict[str, Any]:
+    """A verdict in which names, ids of samples, numbers and settings stay; of the command, values with white space in them and
+    those that models see or say do not. Notes that quote an error are hidden."""
     hide = Hiding(manifest)
-    quoted = {*manifest.get("lost", ()), *map(str, damaged), *records["error"]} - {"", None}
-    hidden = {
+    quoted = {*manifest.get("lost", ()), *errors} - {"", None}
+    return {
         **verdict,
         "command": _command(verdict["command"], hide),
         "cells": [{**cell, "command": _command(cell["command"] or "", hide) or None} for cell in verdict["cells"]],
@@ -51,11 +58,6 @@ def redact(
             ),
         ],
     }
-    records = records.copy()
-    for column in (*TEXTS, *HASHES):
-        records[column] = records[column].map(hide.inside)
-    records["token_ids"] = None  # they are the text, too
-    return hidden, records
 
 
 class Hiding:

@@ -171,7 +171,7 @@ class ReportGateSchema:
 
 @dataclass
 class ReportSchema:
-    run: str = MISSING
+    run: Any = MISSING  # a name, or a list of them
     results_dir: str = MISSING
     gate: ReportGateSchema = field(default_factory=ReportGateSchema)
     compare: list[str] = field(default_factory=list)

@@ -210,7 +210,14 @@ class Parts(ABC, Generic[Line]):
 
     def loaded(self) -> dict[str, Any]:
         """What became known by loading; empty if nothing was."""
-        path = self.folder / "loaded.json"
+        return self._facts("loaded.json")
+
+    def asked(self) -> dict[str, Any]:
+        """What was asked of this cell; empty if it was never noted."""
+        return self._facts("ask.json")
+
+    def _facts(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 

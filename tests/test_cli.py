@@ -244,6 +244,13 @@ def test_candidates_are_compared_with_each_other(kvgate: Kvgate) -> None:
     assert any("compare was chosen after the run: fp8, window, keydiff" in note for note in again["notes"])
     said = kvgate("report", "r", where, "compare=fp8,int8")
     assert said.code == 2 and "strategies of this run (window, keydiff, fp8), got 'int8'" in said.err
+    assert "compare: not on fidelity (prompt), which measures fidelity and is not judged" in verdict["notes"]
+    judged, measured = manifest["groups"]
+    fewer = {**judged, "cells": [cell for cell in judged["cells"] if cell["strategy"] != "keydiff"]}
+    (folder / "run.json").write_text(json.dumps({**manifest, "groups": [fewer, measured]}))
+    alone = json.loads(kvgate("report", "r", where, "format=json").out)
+    why = "compare: keydiff is compared with no other on needle_single (prompt), where it was not run"
+    assert not alone["comparisons"] and why in alone["notes"]
 
 
 def test_a_difference_is_that_of_the_first_name_from_the_second(

@@ -40,6 +40,7 @@ BANNED = {
     "harness/bench/notes.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/bench/quality.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/sizing": ["torch", "transformers", "vllm", "harness.engines", "strategies", "tasks", "hydra", "omegaconf"],
+    "harness/between": ["torch", "transformers", "harness.engines", "strategies", "tasks", "hydra", "omegaconf"],
     "harness/judge.py": ["torch", "transformers", "harness.engines", "strategies"],
     "harness/report": ["torch", "transformers", "harness.engines", "strategies", "tasks", "hydra", "omegaconf"],
     "harness/plan.py": ["torch", "transformers", "hydra", "omegaconf", "strategies.evict", "strategies.quant"],
