@@ -14,6 +14,7 @@ from scipy import optimize
 from scipy import stats as distributions
 
 from harness.between.judge import SCHEMA
+from harness.between.pairing import SAME_ANSWERS
 from harness.between.shifts import Effect, Shift, effect, measure, shift
 from harness.places import place, write_atomic
 from harness.store import ResultStore
@@ -177,6 +178,9 @@ def whys(against: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [(one["strategy"], one["task"], one["mode"], one["why"]) for one in against["not_compared"]]
 
 
+SAME = [(name, "needle_single", "prompt", SAME_ANSWERS) for name in ("full", "fp8", "window")]
+
+
 def unmoved(against: dict[str, Any], n: int = 3) -> bool:
     shifts = [one["baseline"] for one in against["tasks"]] + [one["shift"] for one in against["cells"]]
     return all((one["n"], one["delta"], one["gained"], one["lost"]) == (n, 0.0, 0, 0) for one in shifts)
@@ -184,16 +188,20 @@ def unmoved(against: dict[str, Any], n: int = 3) -> bool:
 
 def test_another_number_of_samples(both: Both) -> None:
     against = both("n=5")
-    assert fields(against) == {"tasks.needle_single prompt.n": (3, 5)} and unmoved(against)
+    assert fields(against) == {"tasks.needle_single prompt.n": (3, 5)}
     rest = "2 of 5 samples of b are not those of a: the 3 that are the same are paired"
-    assert whys(against) == [(None, "needle_single", "prompt", rest)]
+    assert whys(against) == [(None, "needle_single", "prompt", rest), *SAME]
     assert [(one["n_reference"], one["n_other"]) for one in against["tasks"]] == [(3, 5)]
+    elsewhere = shutil.copytree(both.kvgate.results, both.kvgate.results.parent / "elsewhere", dirs_exist_ok=True)
+    words = ("report", "a", str(elsewhere / "runs" / "b"), f"results_dir={both.kvgate.results}", "format=json")
+    (against,) = json.loads(both.kvgate(*words).out)["against"]  # another machine's answers, which are the same
+    assert whys(against) == [(None, "needle_single", "prompt", rest)] and unmoved(against)
 
 
 def test_another_margin_and_other_threads(both: Both) -> None:
     against = both("gate.margin=0.4", "engine.threads=2")
     assert fields(against) == {"gate.margin": (0.02, 0.4), "engine.threads": (1, 2)}
-    assert unmoved(against) and not whys(against)
+    assert whys(against) == SAME  # neither asks another cell
     decisions = [(one["name"], one["reference"], one["other"]) for one in against["strategies"]]
     assert decisions == [("fp8", "VOID", "VOID"), ("window", "VOID", "VOID")]  # a random model is right nowhere
     again = both.report("gate.margin=0.3")["against"][0]
@@ -201,6 +209,7 @@ def test_another_margin_and_other_threads(both: Both) -> None:
     assert {one["reference"]["decision"] for one in again["cells"]} == {"VOID"}
 
 
+@pytest.mark.slow
 def test_another_dtype_stores_other_bytes(both: Both) -> None:
     against = both("model.dtype=bfloat16")
     told = fields(against)
@@ -214,6 +223,7 @@ def test_another_dtype_stores_other_bytes(both: Both) -> None:
     assert window["reference"]["kv_share"] == window["other"]["kv_share"]
 
 
+@pytest.mark.slow
 def test_another_model_moves_every_answer(
     both: Both, tiny_family: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +264,7 @@ def test_what_only_one_of_them_has_is_named_one_by_one(both: Both) -> None:
     assert missing == [("fp8", "VOID", "VOID"), ("window", "VOID", None), ("kivi2", None, "VOID")]
 
 
+@pytest.mark.slow
 def test_another_mode_and_fidelity(both: Both) -> None:
     against = both("task=needle_single,fidelity", "compress=context,prompt", first=("task=needle_single,fidelity",))
     assert {(one["task"], one["mode"]) for one in against["cells"]} == {
@@ -268,6 +279,7 @@ def test_another_mode_and_fidelity(both: Both) -> None:
     assert measured["shift"] is None and measured["other"]["fidelity"]["kl_mean"] > 0
 
 
+@pytest.mark.slow
 def test_other_items_and_another_measure(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.retrieval.needle import Needle
 
@@ -285,6 +297,7 @@ def test_other_items_and_another_measure(both: Both, monkeypatch: pytest.MonkeyP
     assert unmoved(against) and not whys(against)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_broken_off_pairs_what_it_has(both: Both, shared: Path) -> None:
     both("model.dtype=bfloat16")
     manifest = json.loads((shared / "runs/b/run.json").read_text())
@@ -312,7 +325,7 @@ def test_files_are_written_once_and_the_same_again(both: Both, shared: Path) -> 
     assert said.code == 0, said.err
     folder = shared / "comparisons" / "a+b+c"
     assert f"comparison: {folder / 'comparison.html'}" in said.out
-    for words in ("b against a", "c against a", "not compared: needle_single (prompt)"):
+    for words in ("b against a", "c against a", "note: needle_single (prompt)"):
         assert words in said.out
     names = ("comparison.json", "comparison.md", "comparison.html")
     before = [(folder / name).read_bytes() for name in names]

@@ -9,6 +9,7 @@ from typing import Any
 from harness.between.runs import Run
 from harness.payoff import METRICS
 
+SAME_TIMES = "both runs read the same stored measurements, so nothing can have moved"
 Untold = tuple[str | None, str]
 """A strategy, None for all, and why it was not compared."""
 Measured = tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -57,9 +58,15 @@ def payoffs(reference: Run, other: Run) -> tuple[list[Gains], list[Untold]]:
     for name in (name for name in before if name in after):
         for load in (load for load in loads[0] if load in loads[1]):
             sides = [_at(one, name, there.index(load)) for one, there in zip((ours, theirs), loads, strict=True)]
+            if reference.store == other.store and sides[0][0]["address"] == sides[1][0]["address"]:
+                untold.append((name, f"speed under {load[0] or 'the load'}: {SAME_TIMES}"))
+                continue
             found, alone = _gains(name, load[0], sides, names)
             gains += found
             untold += alone
+        if loads[0] == loads[1] and reference.store != other.store:
+            curves = [({"metrics": of[name]["curve"], "values": {}}, {"values": {}}) for of in (before, after)]
+            gains += _gains(name, "all loads", curves, names)[0]
     return gains, untold
 
 
@@ -78,15 +85,14 @@ def _gains(
     """The metrics that both sides measured, and those that one did."""
     gains, untold = list[Gains](), list[Untold]()
     for name, metric in METRICS.items():
-        if metric.curve:  # of all loads together, which is no side's of one load
+        if not all(name in mine["metrics"] for mine, _ in sides):
             continue
         ours, theirs = (_side(name, *side) for side in sides)
-        measured = [where for where, side in zip(names, (ours, theirs), strict=True) if side["gain"]]
-        if len(measured) == 2:
+        if ours["gain"] and theirs["gain"]:
             gains.append(Gains(strategy, load, name, metric.unit, ours, theirs, theirs["gain"] / ours["gain"]))
-        untold += [(strategy, f"{name} under {load or 'the load'}: only {measured[0]} measured it")] * (
-            len(measured) == 1
-        )
+        elif ours["gain"] or theirs["gain"]:
+            where = names[0] if ours["gain"] else names[1]
+            untold.append((strategy, f"{name} under {load or 'the load'}: only {where} measured it"))
     return gains, untold
 
 

@@ -26,6 +26,7 @@ class Run:
     """One run. Of one that was only timed there are no groups, and its manifest is bench.json."""
 
     name: str  # no two that are compared have the same
+    store: Place  # the results folder that it lies in
     manifest: Mapping[str, Any]
     verdict: Mapping[str, Any]  # as ``kvgate report`` gives it; empty if it was only timed
     payoff: Mapping[str, Any] | None  # payoff.json; None if it was not timed
@@ -91,7 +92,7 @@ def _run(name: str, folder: Place, manifest: Mapping[str, Any], config: Mapping[
     store = ResultStore(results_of(folder))
     payoff = _json(folder / "payoff.json") if (folder / "payoff.json").exists() else None
     if "groups" not in manifest:
-        return Run(name, manifest, {}, payoff, {}, {}, {})
+        return Run(name, store.root, manifest, {}, payoff, {}, {}, {})
     gate = report_gate(manifest["gate"], config["gate"])
     if wrong := strangers(gate, {group["label"]: group["fidelity"] for group in manifest["groups"]}):
         raise BadInput(*(f"{name}: {problem}" for problem in wrong))
@@ -104,7 +105,7 @@ def _run(name: str, folder: Place, manifest: Mapping[str, Any], config: Mapping[
     asked = {
         key: store.cell(group.baseline.planned["address"]).asked().get("task", {}) for key, group in by_key.items()
     }
-    return Run(name, manifest, verdict, payoff, by_key, asked, _options(folder))
+    return Run(name, store.root, manifest, verdict, payoff, by_key, asked, _options(folder))
 
 
 def _options(folder: Place) -> Mapping[str, Any]:

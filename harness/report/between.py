@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +35,21 @@ BASELINE_NOTE = (
     "Score of the full cache in both runs, on the samples that both have. Where it moved, the model, the engine or the machine "
     "did, and no setting."
 )
-CANDIDATE_NOTE = (
-    "Moved: the paired difference of the setting's own scores. What it costs: setting - full cache within each run; by how much "
-    "that moved says whether the setting itself became better or worse, whatever the baseline did."
+CANDIDATE_NOTE = "The paired difference of the setting's own scores."
+COST_NOTE = (
+    "Cost: setting - full cache within each run. By how much that moved says whether the setting itself became better or worse, "
+    "whatever the baseline did."
 )
 SPEED_NOTE = (
     "A gain is by how many times the setting was better than the full cache beside it, with the limits of that run. The runs "
     "were not measured in alternation, so neither the quotient nor anything between their times has an interval."
 )
+REMARKS = {
+    "unfinished": "samples are not finished in both runs",
+    "left_out": "pairs are left out: infrastructure failures",
+    "not_acted": "samples are not counted: their prompts gave the layers nothing to do",
+    "prompts_differ": "pairs are the same sample fed as other tokens: another tokenizer or chat template",
+}
 SCOPE = (
     "This describes and decides nothing: each decision is its run's own, under the gate of that run.",
     "Intervals hold 95 % each, of paired differences, exact or by betting as in the verdicts. They are not corrected for how "
@@ -59,7 +66,7 @@ class Part:
     title: str
     headline: str
     tables: tuple[tuple[Table, str], ...]  # each with what it means
-    untold: tuple[str, ...]  # what was not compared, and why
+    untold: tuple[str, ...]  # what was not compared and why, and what to mind of the pairs that were
 
 
 @dataclass(frozen=True)
@@ -101,9 +108,10 @@ def build(comparison: Mapping[str, Any]) -> ComparisonPage:
 def _part(reference: str, against: Mapping[str, Any]) -> Part:
     names = (reference, against["run"])
     tables = (
-        (_decisions(names, against), ""),
+        (_decisions(names, against), _why(names, against)),
         (_baselines(names, against), BASELINE_NOTE),
         (_candidates(names, against), CANDIDATE_NOTE),
+        (_costs(names, against), COST_NOTE),
         (
             _memory(names, against),
             "Bytes of a prompt token as stored, and against the full cache at the dtype to deploy.",
@@ -119,7 +127,7 @@ def _part(reference: str, against: Mapping[str, Any]) -> Part:
         title=f"{names[1]} against {names[0]}",
         headline=_headline(against),
         tables=tuple((table, note) for table, note in tables if table.rows),
-        untold=tuple(map(_untold, against["not_compared"])),
+        untold=(*map(_untold, against["not_compared"]), *_remarks(against)),
     )
 
 
@@ -142,7 +150,7 @@ def _headline(against: Mapping[str, Any]) -> str:
     ]
     intervals = len(baselines) + len(shifts) + len(effects)
     told = f" Moved, by an interval without 0: {', '.join(moved)}." if moved else " Nothing could be paired."
-    chance = f" By chance alone about {intervals / 20:.1f} of {intervals} intervals would." if moved else ""
+    chance = f" By chance alone about {general(intervals / 20, 2)} of {intervals} intervals would." if moved else ""
     return f"{judged}{': ' + ', '.join(changed) if changed else ''}.{told}{chance}"
 
 
@@ -158,34 +166,38 @@ def _decisions(names: tuple[str, str], against: Mapping[str, Any]) -> Table:
     return Table("Decisions", ("strategy", *names), rows, words=3)
 
 
+def _why(names: tuple[str, str], against: Mapping[str, Any]) -> str:
+    """What the other run gives as the reason of each decision that changed."""
+    told = [f"{one['name']} in {names[1]}: {' '.join(one['why'])}" for one in against["strategies"] if one["why"]]
+    return " ".join(told)
+
+
 def _baselines(names: tuple[str, str], against: Mapping[str, Any]) -> Table:
-    rows = tuple((*_where(one), *_shift(one["baseline"])) for one in against["tasks"] if one["baseline"])
-    return Table("Did the baseline move?", ("task", "mode", *_shift_columns(names)), rows, words=2)
+    rows = tuple((_where(one), *_shift(one["baseline"])) for one in against["tasks"] if one["baseline"])
+    return Table("Did the baseline move?", ("task", *_shift_columns(names)), rows)
 
 
 def _candidates(names: tuple[str, str], against: Mapping[str, Any]) -> Table:
-    costs = [f"cost in {name}" for name in names]
-    columns = ("strategy", "task", "mode", "decisions", *_shift_columns(names), *costs, "cost moved", "95 % of it")
+    rows = tuple((one["strategy"], _where(one), *_shift(one["shift"])) for one in against["cells"] if one["shift"])
+    return Table("Did the settings move?", ("strategy", "task", *_shift_columns(names)), rows, words=2)
+
+
+def _costs(names: tuple[str, str], against: Mapping[str, Any]) -> Table:
+    columns = ("strategy", "task", "decisions", "n", *(f"cost in {name}" for name in names), "moved", "95 % of it")
     rows = tuple(
-        (
-            one["strategy"],
-            *_where(one),
-            _from_to(one, "decision"),
-            *_shift(one["shift"]),
-            *(_effect(one["effect"])),
-        )
+        (one["strategy"], _where(one), _decided(one), *_effect(one["effect"]))
         for one in against["cells"]
-        if one["shift"]
+        if one["effect"]
     )
-    return Table("Did the settings move?", columns, rows, words=4)
+    return Table("Did what they cost move?", columns, rows, words=3)
 
 
-def _where(one: Mapping[str, Any]) -> tuple[str, str]:
-    return one["task"], one["mode"]
+def _where(one: Mapping[str, Any]) -> str:
+    return f"{one['task']} ({one['mode']})"
 
 
-def _from_to(cell: Mapping[str, Any], key: str) -> str:
-    return " → ".join(dict.fromkeys(cell[side][key] for side in ("reference", "other")))
+def _decided(cell: Mapping[str, Any]) -> str:
+    return " → ".join(dict.fromkeys(cell[side]["decision"] for side in ("reference", "other")))
 
 
 def _shift_columns(names: tuple[str, str]) -> tuple[str, ...]:
@@ -204,11 +216,9 @@ def _shift(shift: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _effect(effect: Mapping[str, Any] | None) -> tuple[str, ...]:
-    if effect is None:
-        return (MISSING,) * 4
+def _effect(effect: Mapping[str, Any]) -> tuple[str, ...]:
     means = (signed(effect[key]) for key in ("reference", "other", "delta"))
-    return (*means, interval(effect["ci_low"], effect["ci_high"]))
+    return (count(effect["n"]), *means, interval(effect["ci_low"], effect["ci_high"]))
 
 
 def _memory(names: tuple[str, str], against: Mapping[str, Any]) -> Table:
@@ -216,36 +226,35 @@ def _memory(names: tuple[str, str], against: Mapping[str, Any]) -> Table:
     columns = (
         "strategy",
         "task",
-        "mode",
         *(f"B/token in {name}" for name in names),
         *(f"share in {name}" for name in names),
     )
     rows = tuple(
         (
             one["strategy"],
-            *_where(one),
+            _where(one),
             *(count(one[side]["stored_bytes_per_token"]) for side in held),
             *(percent(one[side]["kv_share"]) for side in held),
         )
         for one in against["cells"]
         if not all(missing(one[side]["stored_bytes_per_token"]) for side in held)
     )
-    return Table("Stored bytes (measured) and share (by formula)", columns, rows, words=3)
+    return Table("Stored bytes (measured) and share (by formula)", columns, rows, words=2)
 
 
 def _fidelity(names: tuple[str, str], against: Mapping[str, Any]) -> Table:
     measures = (("kl_mean", "KL"), ("top1_agreement", "top-1"))
-    columns = ("strategy", "task", "mode", *(f"{told} in {name}" for _, told in measures for name in names))
+    columns = ("strategy", "task", *(f"{told} in {name}" for _, told in measures for name in names))
     rows = tuple(
         (
             one["strategy"],
-            *_where(one),
+            _where(one),
             *(number(one[side]["fidelity"].get(key), 4) for key, _ in measures for side in ("reference", "other")),
         )
         for one in against["cells"]
         if one["reference"]["fidelity"] and one["other"]["fidelity"]
     )
-    return Table("Fidelity", columns, rows, words=3)
+    return Table("Fidelity", columns, rows, words=2)
 
 
 def _speed(names: tuple[str, str], against: Mapping[str, Any]) -> Table:
@@ -284,8 +293,20 @@ def _differences(names: tuple[str, str], against: Mapping[str, Any]) -> Table:
 
 
 def _untold(one: Mapping[str, Any]) -> str:
-    where = [one["strategy"], one["task"] and f"{one['task']} ({one['mode']})"]
+    where = [one["strategy"], one["task"] and _where(one)]
     return f"{', '.join(filter(None, where)) or ALL}: {one['why']}"
+
+
+def _remarks(against: Mapping[str, Any]) -> Iterator[str]:
+    """Samples that are no pair, and pairs of one sample that was fed otherwise."""
+    found = [
+        *(("full", one, one["baseline"]) for one in against["tasks"]),
+        *((one["strategy"], one, one["shift"]) for one in against["cells"]),
+    ]
+    for strategy, one, shift in found:
+        for key, told in REMARKS.items():
+            if shift and shift[key]:
+                yield f"{strategy}, {_where(one)}: {shift[key]} {told}"
 
 
 def markdown(page: ComparisonPage) -> str:
@@ -296,7 +317,10 @@ def markdown(page: ComparisonPage) -> str:
         blocks += [f"## {escape(part.title)}", f"**{escape(part.headline)}**"]
         for table, note in part.tables:
             blocks += [f"### {escape(table.title)}", table_grid(table), *([escape(note)] if note else [])]
-        blocks += ["### Not compared, and why", bullets(part.untold) if part.untold else "Everything was compared."]
+        blocks += [
+            "### Not compared, and what to mind",
+            bullets(part.untold) if part.untold else "Everything was compared.",
+        ]
     blocks += ["## What this claims, and what it does not", bullets(page.scope)]
     blocks += [f"## {page.runs.title}", table_grid(page.runs), "## How to reproduce", f"    {escape(page.command)}"]
     return "\n\n".join(blocks) + "\n"
@@ -308,8 +332,9 @@ def text(comparison: Mapping[str, Any]) -> str:
     blocks = [page.title, *_wrapped([f"note: {note}" for note in page.notes])]
     for part in page.parts:
         blocks += _wrapped([f"{part.title}: {part.headline}"])
-        blocks += [table_text(table).replace(MINUS, "-") for table, _ in part.tables]
-        blocks += _wrapped([f"not compared: {why}" for why in part.untold])
+        for table, note in part.tables:
+            blocks += [table_text(table).replace(MINUS, "-"), *_wrapped([note] * bool(note))]
+        blocks += _wrapped([f"note: {why}" for why in part.untold])
     return "\n\n".join([*blocks, *_wrapped(page.scope)]) + "\n"
 
 

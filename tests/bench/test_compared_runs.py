@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from harness.between.payoffs import SAME_TIMES
 from tests.bench.conftest import Bench
 
 Change = Callable[[dict[str, Any]], object]
@@ -21,14 +21,15 @@ def compared(bench: Bench, *names: str) -> dict[str, Any]:
     return dict(against)
 
 
-def copied(bench: Bench, change: Change, files: tuple[str, ...] = ("bench.json", "payoff.json")) -> None:
-    """Run ``b`` once more as run ``c``, with another payoff."""
-    shutil.rmtree(bench.results / "runs" / "c", ignore_errors=True)
-    for file in files:
-        (bench.results / "runs" / "c").mkdir(parents=True, exist_ok=True)
+def copied(bench: Bench, change: Change, results: str = "elsewhere") -> str:
+    """Run ``b`` once more as run ``c`` of another results folder, with another payoff. Returns its address."""
+    folder = bench.results.parent / results / "runs" / "c"
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("bench.json", "payoff.json"):
         content = bench.file(file)
         change(content)
-        (bench.results / "runs" / "c" / file).write_text(json.dumps(content))
+        (folder / file).write_text(json.dumps(content))
+    return str(folder)
 
 
 def doubled(content: dict[str, Any]) -> None:
@@ -40,8 +41,7 @@ def doubled(content: dict[str, Any]) -> None:
 
 def test_gains_stand_side_by_side(bench: Bench) -> None:
     assert bench("-m", "strategy=fp8,int8").code == 0
-    copied(bench, doubled)
-    against = compared(bench, "b", "c")
+    against = compared(bench, "b", copied(bench, doubled))
     assert not against["not_compared"] and not against["cells"]
     assert [one["field"] for one in against["differences"]] == ["kvgate"]
     quotients = {(one["strategy"], one["metric"]): one["quotient"] for one in against["payoffs"]}
@@ -60,18 +60,20 @@ def test_gains_stand_side_by_side(bench: Bench) -> None:
             candidate = content["candidates"][0]
             candidate["points"][0]["metrics"]["capacity"]["gain"].update(mean=None, low=None, high=None)
 
-    copied(bench, without)
-    whys = {(one["strategy"], one["why"]) for one in compared(bench, "b", "c")["not_compared"]}
+    found = compared(bench, "b", copied(bench, without))["not_compared"]
+    whys = {(one["strategy"], one["why"]) for one in found}
     assert whys == {("fp8", "speed: only b timed it"), ("int8", "capacity under the load: only b measured it")}
 
     def other_load(content: dict[str, Any]) -> None:
         for point in content["points"]:
             point["describe"] = "one long request"
 
-    copied(bench, other_load)
-    against = compared(bench, "b", "c")
+    against = compared(bench, "b", copied(bench, other_load))
     assert not against["payoffs"] and len(against["not_compared"]) == 2
     assert "(one long request): b was timed under another load" in against["not_compared"][1]["why"]
+    copied(bench, doubled, bench.results.name)
+    whys = {(one["strategy"], one["why"]) for one in compared(bench, "b", "c")["not_compared"]}
+    assert whys == {(name, f"speed under the load: {SAME_TIMES}") for name in ("fp8", "int8")}
 
 
 def test_a_timed_run_and_a_judged_one_have_nothing_in_common(bench: Bench) -> None:
