@@ -181,7 +181,7 @@ def broken(tmp_path: Path) -> dict[str, str]:
     [
         ("die", ["executor.workers=2", "executor.shard=4"], "died 2 times on this sample"),
         ("die", ["executor=ray", "executor.workers=2", "executor.shard=6"], "died 2 times on this sample"),
-        ("hang", ["engine.silence_s=60"], "said nothing for 60 s and was ended 2 times on this sample"),
+        ("hang", ["engine.silence_s=20"], "said nothing for 20 s and was ended 2 times on this sample"),
         ("swell", ["executor.workers=2", "executor.shard=4"], "MemoryError"),
     ],
     ids=["dies", "dies under ray", "hangs", "swells"],
