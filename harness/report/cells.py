@@ -159,7 +159,7 @@ def _memory(outlook: Outlook, cell: Cell) -> Table:
     sources = {
         "tokens kept": held,
         "stored B/token (measured)": STORED.get(engine, MISSING),
-        "stored / formula": MISSING,
+        "stored / formula": "their ratio",
         "scratch copy B/token": held,
         "process peak (measured)": f"{MEASURED}: {sentences.PEAK_SCOPE}",
         "tokens in equal bytes (read back)": MEASURED,
@@ -179,7 +179,7 @@ def _payoff(payoff: Mapping[str, Any] | None) -> tuple[Table, str]:
     if not payoff:
         return Table("Speed", (), ()), ""
     rows = tuple(
-        (point["label"], METRICS[name].says, gain_limits(gain))
+        (METRICS[name].says, point["label"], gain_limits(gain))
         for point in payoff["points"]
         for name, gain in point["gains"].items()
     )
@@ -189,4 +189,4 @@ def _payoff(payoff: Mapping[str, Any] | None) -> tuple[Table, str]:
     note = (
         f"{MEASURED.capitalize()} by kvgate bench in run {payoff['run']}, which says {payoff['decision']}, on {timed}."
     )
-    return Table("Speed: gain over the full cache, above 1 is better", ("load", "of what", "gain"), rows, words=2), note
+    return Table("Speed: gain over the full cache, above 1 is better", ("in", "load", "gain"), rows, words=2), note

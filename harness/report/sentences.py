@@ -29,12 +29,19 @@ def headline(outlook: Outlook) -> str:
     passed = [entry["name"] for entry in outlook.strategies if entry["decision"] == Decision.GO]
     of_all, tasks = f"of {len(outlook.strategies)} strategies", _tasks(outlook)
     if not passed:
-        nearest = max(outlook.strategies, key=lambda entry: len(_passed(outlook, entry["name"])))["name"]
-        known = f"; nearest: {nearest}, {_go_on(outlook, nearest)}" if _passed(outlook, nearest) else ""
-        return f"None {of_all} is GO on {tasks}{_at_margin(outlook)}{known}."
+        return f"None {of_all} is GO on {tasks}{_at_margin(outlook)}{_nearest(outlook)}."
     cheapest = next((name for name in passed if outlook.fractions(name)), None)
     known = f"; cheapest passing stack: {cheapest}, with {_share(outlook, cheapest)}" if cheapest else ""
     return f"{len(passed)} {of_all} {'is' if len(passed) == 1 else 'are'} GO on {tasks}{_at_margin(outlook)}{known}."
+
+
+def _nearest(outlook: Outlook) -> str:
+    """Which strategy is GO on most tasks, else which are open: more samples may decide them."""
+    nearest = max(outlook.strategies, key=lambda entry: len(_passed(outlook, entry["name"])))["name"]
+    if _passed(outlook, nearest):
+        return f"; nearest: {nearest}, {_go_on(outlook, nearest)}"
+    unsure = [entry["name"] for entry in outlook.strategies if entry["decision"] == Decision.INCONCLUSIVE]
+    return f"; not decided: {', '.join(unsure)}" if unsure else ""
 
 
 def subject(outlook: Outlook) -> str:
@@ -65,7 +72,9 @@ def _passed(outlook: Outlook, strategy: str) -> list[Cell]:
 def _tasks(outlook: Outlook) -> str:
     """``all 3 tasks``, or the name of the only one."""
     gating = list(dict.fromkeys(at(cell) for cell in outlook.cells if cell.get("gating")))
-    return outlook.label(gating[0]) if len(gating) == 1 else f"all {len(gating)} tasks"
+    if len(gating) == 1:
+        return outlook.label(gating[0])
+    return "both tasks" if len(gating) == 2 else f"all {len(gating)} tasks"
 
 
 def _go_on(outlook: Outlook, strategy: str) -> str:

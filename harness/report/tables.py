@@ -219,7 +219,7 @@ def loaded(outlook: Outlook, cells: list[Cell]) -> Table:
         ours, theirs = cell.get("loaded_baseline") or {}, cell.get("loaded") or {}
         for key in dict.fromkeys((*ours, *theirs)):
             rows[(key, _fact(ours.get(key)), _fact(theirs.get(key)))] = None
-    return Table("Read back from the engine", ("fact", "full", "with the strategy"), tuple(rows))
+    return Table("Read back from the engine", ("fact", "full", "with the strategy"), tuple(rows), words=3)
 
 
 def _fact(value: Any) -> str:

@@ -329,3 +329,14 @@ def test_a_redacted_page_holds_no_text(opened: Open, tmp_path: Path) -> None:
     text = page.evaluate("document.documentElement.textContent")
     assert not [secret for secret in planted.SECRETS.values() if secret in text]
     assert "characters)" in page.locator("#rows code").first.inner_text()
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_that_was_just_made(opened: Open, kvgate: Any) -> None:
+    assert kvgate.run("-m", "strategy=fp8,window").code == 0
+    page = opened(kvgate.results / "runs" / "r" / "report.html", PHONE, "dark")
+    assert page.locator("h1").inner_text().startswith("None of 2 strategies is GO on needle_single at a 2-point margin")
+    page.locator("a.square").nth(1).click()
+    told = page.locator("dialog[open]").inner_text()
+    assert "How to get this cell again" in told and "name=r-" in told and "materialised" in told
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -110,7 +110,8 @@ def test_what_was_timed_stands_in_the_cell_with_its_source(written: Any) -> None
     built = build({**written.verdict, "strategies": strategies}, pd.DataFrame())
     timed = [cell for cell in built.cells if cell.payoff.rows]
     assert {cell.strategy for cell in timed} == {"fp8"}
-    assert [row[2] for row in timed[0].payoff.rows] == ["1.25 [1.2, 1.3]", "2"]
+    assert timed[0].payoff.rows[0] == ("output tokens a second", "offline", "1.25 [1.2, 1.3]")
+    assert timed[0].payoff.rows[1][2] == "2"
     assert timed[0].payoff_note.startswith("Engine-measured by kvgate bench in run b, which says GO")
 
 
@@ -224,18 +225,22 @@ def outlook(**decisions: tuple[str, ...]) -> Outlook:
     [
         ({}, "No strategy was judged."),
         ({"a": ("GO",)}, "a is GO on t0 at a 2-point margin, with 50 % of the full cache's KV bytes."),
-        ({"a": ("GO", "GO")}, "a is GO on all 2 tasks at a 2-point margin, with 50 % of the full cache's KV bytes."),
+        ({"a": ("GO", "GO")}, "a is GO on both tasks at a 2-point margin, with 50 % of the full cache's KV bytes."),
         ({"a": ("VOID",)}, "a is VOID on t0 at a 2-point margin."),
         ({"a": ("GO", "NO-GO")}, "a is GO on 1 of 2 tasks at a 2-point margin: it is NO-GO."),
         ({"a": ("NO-GO", "NO-GO")}, "a is GO on none of 2 tasks at a 2-point margin: it is NO-GO."),
         (
             {"a": ("GO", "GO"), "b": ("GO", "VOID")},
-            "1 of 2 strategies is GO on all 2 tasks at a 2-point margin; cheapest passing stack: a, with 50 % of the full "
+            "1 of 2 strategies is GO on both tasks at a 2-point margin; cheapest passing stack: a, with 50 % of the full "
             "cache's KV bytes.",
         ),
         (
             {"a": ("NO-GO", "NO-GO"), "b": ("GO", "INCONCLUSIVE")},
-            "None of 2 strategies is GO on all 2 tasks at a 2-point margin; nearest: b, GO on 1 of 2 tasks.",
+            "None of 2 strategies is GO on both tasks at a 2-point margin; nearest: b, GO on 1 of 2 tasks.",
+        ),
+        (
+            {"a": ("INCONCLUSIVE",), "b": ("VOID",)},
+            "None of 2 strategies is GO on t0 at a 2-point margin; not decided: a.",
         ),
         ({"a": ("NO-GO",), "b": ("VOID",)}, "None of 2 strategies is GO on t0 at a 2-point margin."),
     ],
