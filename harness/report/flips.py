@@ -12,7 +12,7 @@ from harness.report.format import MISSING, missing, plain, shorten, visible
 from harness.types import State
 
 LOST, GAINED = "lost", "gained"
-TEXT_LIMIT = 4000  # characters of one text; the middle of a longer one is cut out
+TEXT_LIMIT = 2000  # characters of one text; the middle of a longer one is cut out
 
 Row = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ class Flips:
             column = row["task"], row["mode"]
             if row["role"] == "baseline":
                 self._full.setdefault(column, {})[row["sample_id"]] = row
-            else:
+            elif row["role"] == "candidate":
                 self._cells.setdefault((row["strategy"], *column), []).append(row)
 
     def of(self, strategy: str, task: str, mode: str) -> tuple[Flip, ...]:

@@ -56,7 +56,7 @@ def pack(cells: Iterable[CellPart]) -> Packed:
 
 def _data(cell: CellPart) -> str:
     rows = [{**asdict(flip), "strategy": cell.strategy, "task": cell.task, "depth": _band(flip)} for flip in cell.flips]
-    return base64.b64encode(zlib.compress(json.dumps(rows).encode(), 9)).decode()
+    return base64.b64encode(zlib.compress(json.dumps(rows).encode())).decode()
 
 
 def _band(flip: Flip) -> str:
