@@ -175,3 +175,21 @@ def test_what_was_reused_is_told_where_every_request_tells() -> None:
     assert metrics.cached_share([one, two]) == pytest.approx(0.15)
     assert metrics.cached_share([one, Request("c", 10, 0, error="lost")]) == pytest.approx(0.6)
     assert metrics.cached_share([one, Request("c", 10, 1)]) is None and metrics.cached_share([]) is None
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.floats(0, 9).map(lambda x: round(x, 1))), max_size=150),
+    st.integers(0, 9),
+    st.integers(2, 80),
+)
+def test_a_distribution_has_the_share_of_each_value_that_it_shows(
+    values: list[float | None], lost: int, most: int
+) -> None:
+    known = [value for value in values if value is not None]
+    steps = metrics.ecdf(values, lost, most)
+    assert len(steps) <= most and steps == sorted(set(steps)) and {step.seconds for step in steps} <= set(known)
+    for step in steps:
+        assert step.share == pytest.approx(sum(value <= step.seconds for value in known) / (len(known) + lost))
+    if known:
+        assert (steps[0].seconds, steps[-1].seconds) == (min(known), max(known))
+        assert len(known) > most or len(steps) == len(set(known))

@@ -17,7 +17,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from harness.bench import metrics
 from harness.report import plots
 from harness.report.outlook import Outlook
 from harness.report.plots import (
@@ -116,6 +115,7 @@ def test_quality_against_bytes_leaves_out_what_has_either_not() -> None:
         cell("b", delta=None),
         cell("c", memory=None),
         cell("d", decision="MEASURED"),
+        cell("z", memory=taken(0.0)),
         cell("e", ci_low=None),
     )
     found = quality_bytes.rows(Outlook(verdict(*cells)))
@@ -315,24 +315,6 @@ def test_memory_under_a_load_says_how_each_figure_came_about(engine: str, alloca
     )
     assert [str(row.source) for row in load_memory.rows(asked) if row.strategy == "a"] == sources
     assert not [row for row in load_memory.rows(asked) if row.strategy == "lost"]
-
-
-@given(
-    st.lists(st.one_of(st.none(), st.floats(0, 9).map(lambda x: round(x, 1))), max_size=150),
-    st.integers(0, 9),
-    st.integers(2, 80),
-)
-def test_a_distribution_has_the_share_of_each_value_that_it_shows(
-    values: list[float | None], lost: int, most: int
-) -> None:
-    known = [value for value in values if value is not None]
-    steps = metrics.ecdf(values, lost, most)
-    assert len(steps) <= most and steps == sorted(set(steps)) and {step.seconds for step in steps} <= set(known)
-    for step in steps:
-        assert step.share == pytest.approx(sum(value <= step.seconds for value in known) / (len(known) + lost))
-    if known:
-        assert (steps[0].seconds, steps[-1].seconds) == (min(known), max(known))
-        assert len(known) > most or len(steps) == len(set(known))
 
 
 LONG = "strategy number {} with a long name indeed"

@@ -15,7 +15,7 @@ from harness.report.plots.names import short
 from harness.report.plots.theme import GRID, INK, QUIET, WIDTH
 
 BAR, BETWEEN, LEFT, RIGHT, AROUND = 0.15, 0.14, 1.75, 0.95, 0.65  # inches
-LEGEND = 0.2  # inches a line
+LEGEND = 0.165  # inches a line
 WEIGHING = "hf"  # the engine whose store holds packed tensors of its own, which are weighed
 SERVING = "vllm"  # the engine that counts the blocks that it has allocated
 
@@ -63,7 +63,7 @@ def high(groups: Groups) -> float:
     return _body(groups) + AROUND + LEGEND * len(_looks(groups))
 
 
-def fill(figure: Figure, groups: Groups, unit: str, top: float = 0.0, title: str = "") -> None:
+def fill(figure: Figure, groups: Groups, unit: str, top: float = 0.0) -> None:
     """Draws them and their legend, ``top`` inches below the upper edge."""
     width, height = figure.get_size_inches()
     looks = _looks(groups)
@@ -74,8 +74,8 @@ def fill(figure: Figure, groups: Groups, unit: str, top: float = 0.0, title: str
     axes.set_xlabel(unit, fontsize=8)
     marks = [Patch(label=f"{source}: {name}", linewidth=0.8, **look) for (source, name), look in looks.items()]
     axes.legend(
-        handles=marks, title=title, loc="lower left", bbox_to_anchor=(-LEFT / (WIDTH - LEFT - RIGHT), 1), frameon=False,
-        fontsize=8, labelspacing=0.35, handlelength=2.2, borderaxespad=0.2, title_fontsize=9, alignment="left",
+        handles=marks, loc="lower left", bbox_to_anchor=(-LEFT / (WIDTH - LEFT - RIGHT), 1), frameon=False,
+        fontsize=8, labelspacing=0.35, handlelength=2.2, borderaxespad=0.2,
     )  # fmt: skip
 
 

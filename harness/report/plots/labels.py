@@ -24,9 +24,9 @@ FEW = 14  # more names than these cover each other
 KEY_LINE, KEY_COLUMNS = 0.16, 2  # inches, columns
 
 
-def beside(names: Sequence[str]) -> dict[str, str]:
+def beside(names: Sequence[str]) -> list[str]:
     """What is written at the point of each name: itself, or its number in the key."""
-    return {name: name if len(names) <= FEW else str(at) for at, name in enumerate(names, start=1)}
+    return list(names) if len(names) <= FEW else [str(at) for at in range(1, len(names) + 1)]
 
 
 def key_inches(names: Sequence[str]) -> float:

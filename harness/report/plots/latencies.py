@@ -80,7 +80,7 @@ def _fill(
         _frame(axes, mine, first=across == 0)
         axes.set_title(KINDS[kind], fontsize=8.5)
         if across == 0:
-            axes.set_ylabel(label(load, 24), fontsize=8)
+            axes.set_ylabel(label(load, 18), fontsize=8)
     legend(figure, looks, COLUMNS)
 
 

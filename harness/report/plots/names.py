@@ -1,4 +1,4 @@
-"""Names as a picture can show them: one line, not long, and no two alike."""
+"""Names as a picture can show them: one line, not long, and no two alike that differ in more than white space."""
 
 from __future__ import annotations
 

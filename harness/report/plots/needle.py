@@ -20,7 +20,8 @@ from harness.report.plots.picture import Plot, by_task, picture
 from harness.report.plots.theme import QUIET, WIDTH
 
 NAME = "needle_length_depth"
-LEFT, GAP, SQUARE, UNDER, HEAD = 0.62, 0.18, 0.3, 0.72, 0.34  # inches
+LEFT, GAP, SQUARE, HEAD = 0.85, 0.18, 0.3, 0.34  # inches
+ABOVE, UNDER, SLANTED = 0.42, 0.3, 0.25  # inches of a map: its name, its lengths, and more where these are long
 DEPTH_BINS, LENGTH_BINS = 10, 6
 SCORE = ScalarMappable(Normalize(0, 1), "cividis")  # even in brightness for every kind of colour vision
 DELTA = ScalarMappable(Normalize(-1, 1), "PuOr")  # orange is lost, purple gained: told apart by every kind
@@ -123,9 +124,18 @@ def _bins(maps: Mapping[str, Sequence[Row]]) -> tuple[list[Bin], list[Bin]]:
     return lengths, sorted({(row.depth_from, row.depth_to) for row in everything})
 
 
+def _under(maps: Mapping[str, Sequence[Row]]) -> float:
+    return UNDER + (SLANTED if _long(_bins(maps)[0]) else 0.0)
+
+
+def _long(bins: Sequence[Bin]) -> bool:
+    """Whether what is written at these bins would not fit side by side."""
+    return any(len(_tick(one)) > 5 for one in bins)
+
+
 def _high(maps: Mapping[str, Sequence[Row]]) -> float:
     """Of one strategy's maps, with the words around them."""
-    return SQUARE * len(_bins(maps)[1]) + UNDER
+    return SQUARE * len(_bins(maps)[1]) + ABOVE + _under(maps)
 
 
 def _fill(figure: Figure, panels: Sequence[tuple[str, dict[str, list[Row]]]]) -> None:
@@ -136,10 +146,10 @@ def _fill(figure: Figure, panels: Sequence[tuple[str, dict[str, list[Row]]]]) ->
         top += HEAD
         bins, high, names = _bins(maps), _high(maps), short(maps, 28)
         for name, mine in maps.items():
-            bottom = height - top - high + UNDER - 0.3
+            bottom = height - top - high + ABOVE - 0.3 + _under(maps)
             for at in (0, 1) if any(row.delta is not None for row in mine) else (0,):
                 left = LEFT + at * (wide + GAP)
-                size = wide / width, (high - UNDER) / height
+                size = wide / width, SQUARE * len(bins[1]) / height
                 axes = figure.add_axes((left / width, bottom / height, *size))
                 _frame(axes, bins, depths=at == 0)
                 axes.set_title("difference to full" if at else names[name], fontsize=8.5)
@@ -155,7 +165,8 @@ def _frame(axes: Axes, bins: tuple[list[Bin], list[Bin]], depths: bool) -> None:
     axes.set_facecolor("#e9ebee")
     axes.tick_params(length=0, pad=2)
     axes.spines[:].set_visible(False)
-    axes.set_xticks(range(len(lengths)), lengths, fontsize=7)
+    slant = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if _long(bins[0]) else {}
+    axes.set_xticks(range(len(lengths)), lengths, fontsize=7, **slant)
     axes.set_yticks(range(len(all_depths)), all_depths if depths else [""] * len(all_depths), fontsize=7)
     axes.set_xlabel("prompt length (tokens)", fontsize=7.5, color=QUIET, labelpad=1)
     if depths:

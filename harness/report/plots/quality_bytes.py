@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,12 +13,12 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from harness.report.format import MINUS, general, missing, percent, signed
-from harness.report.outlook import ORDER, Cell, Outlook, fraction
-from harness.report.plots.front import front
+from harness.report.outlook import Cell, Outlook, fraction
+from harness.report.plots.front import decisions, front
 from harness.report.plots.labels import beside, key, key_inches, place
 from harness.report.plots.names import label, short
 from harness.report.plots.picture import Plot, by_task, picture
-from harness.report.plots.theme import MARKER, QUIET, STRONG, WIDTH
+from harness.report.plots.theme import QUIET, STRONG, WIDTH, mark
 from harness.types import Decision
 
 NAME = "quality_bytes"
@@ -45,7 +44,7 @@ class Row:
 
 
 def rows(outlook: Outlook) -> list[Row]:
-    """Every judged cell that has a difference and a memory figure."""
+    """Every judged cell that has a difference and takes bytes that are known."""
     found = []
     for column in outlook.columns:
         cells = [cell for entry in outlook.strategies if (cell := outlook.cell(entry["name"], column))]
@@ -64,7 +63,7 @@ def draw(outlook: Outlook) -> Plot | None:
     names = short((row.strategy for row in shown), NAME_LIMIT)
     high = HIGH + 0.05 * min(12, max(len(mine) for _, mine in panels))
     absent = sum(cell["decision"] != Decision.MEASURED for cell in outlook.cells) - len(shown)
-    left_out = f" {absent} cells without a difference or a memory figure are not shown." if absent else ""
+    left_out = f" {absent} cells without a difference or without bytes are not shown." if absent else ""
     return picture(
         NAME,
         "Quality against bytes",
@@ -80,7 +79,7 @@ def draw(outlook: Outlook) -> Plot | None:
 
 
 def _shown(cell: Cell) -> bool:
-    return cell["decision"] != Decision.MEASURED and not missing(cell.get("delta")) and fraction(cell) is not None
+    return cell["decision"] != Decision.MEASURED and not missing(cell.get("delta")) and bool(fraction(cell))
 
 
 def _front(cells: Sequence[Cell]) -> list[Cell]:
@@ -101,27 +100,18 @@ def _row(cell: Cell, pareto: bool) -> Row:
 def _fill(figure: Figure, panels: Sequence[tuple[str, list[Row]]], high: float, names: Mapping[str, str]) -> None:
     width, height = figure.get_size_inches()
     everyone = [row for _, mine in panels for row in mine]
-    shares, shown = [row.kv_share for row in everyone], beside(list(names.values()))
+    shares = [row.kv_share for row in everyone]
+    shown = dict(zip(names, beside(list(names.values())), strict=True))
     for at, (task, mine) in enumerate(panels):
         bottom = height - LEGEND - (at + 1) * high + 0.6
         axes = figure.add_axes((0.72 / width, bottom / height, 1 - 0.84 / width, (high - 0.95) / height))
         axes.set_title(label(task, 44), pad=8)
         _panel(axes, mine, (min(shares), max(shares)))
         points = [(row.kv_share, row.delta) for row in mine]
-        place(axes, points, [shown[names[row.strategy]] for row in mine], [_bar(axes, row) for row in mine])
+        place(axes, points, [shown[row.strategy] for row in mine], [_bar(axes, row) for row in mine])
     key(figure, list(names.values()))
-    figure.legend(
-        handles=list(_legend({row.decision for row in everyone})), loc="upper center", ncols=4, frameon=False,
-        fontsize=8, columnspacing=1.2, handletextpad=0.4,
-    )  # fmt: skip
-
-
-def _legend(present: set[str]) -> Iterable[Line2D]:
-    for kind in ORDER:
-        if kind in present:
-            yield Line2D([], [], linestyle="", label=kind.value, **_look(kind))
-    yield Line2D([], [], linestyle="--", color=STRONG[Decision.NO_GO], linewidth=1, label=f"{MINUS}δ, the margin")
-    yield Line2D([], [], color=QUIET, linewidth=1, label="Pareto line")
+    margin = Line2D([], [], linestyle="--", color=STRONG[Decision.NO_GO], linewidth=1, label=f"{MINUS}δ, the margin")
+    decisions(figure, {row.decision for row in everyone}, margin)
 
 
 def _panel(axes: Axes, mine: list[Row], shares: tuple[float, float]) -> None:
@@ -151,7 +141,7 @@ def _mark(axes: Axes, row: Row) -> None:
     """A mark and its interval."""
     low, high, kind = *_interval(row), Decision(row.decision)
     axes.plot([row.kv_share] * 2, [low, high], color=STRONG[kind], linewidth=1.3, alpha=0.75, zorder=3)
-    axes.plot(row.kv_share, row.delta, linestyle="", zorder=4, **_look(kind))
+    axes.plot(row.kv_share, row.delta, linestyle="", zorder=4, **mark(kind))
 
 
 def _bar(axes: Axes, row: Row) -> Bbox:
@@ -163,18 +153,6 @@ def _bar(axes: Axes, row: Row) -> Bbox:
 def _interval(row: Row) -> tuple[float, float]:
     low, high = (row.delta if end is None else end for end in (row.ci_low, row.ci_high))
     return low, high
-
-
-def _look(kind: Decision) -> dict[str, Any]:
-    """A decision's mark: its own shape as well as its colour, hollow where nothing was tested."""
-    colour, hollow = STRONG[kind], kind == Decision.VOID
-    return {
-        "marker": MARKER[kind],
-        "markersize": 9 if kind == Decision.NO_GO else 7.5,
-        "markerfacecolor": "white" if hollow else colour,
-        "markeredgecolor": colour if hollow else "white",
-        "markeredgewidth": 1.2 if hollow else 0.8,
-    }
 
 
 def _scales(axes: Axes, mine: list[Row], margin: float, shares: tuple[float, float]) -> None:

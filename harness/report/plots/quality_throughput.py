@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,16 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.report.format import general, missing, signed
-from harness.report.plots.front import front
+from harness.report.plots.front import decisions, front
 from harness.report.plots.labels import beside, key, key_inches, place
 from harness.report.plots.names import short
 from harness.report.plots.picture import Plot, picture
-from harness.report.plots.theme import MARKER, QUIET, STRONG, WIDTH
+from harness.report.plots.theme import QUIET, WIDTH, mark
 from harness.types import Decision
 
 NAME = "quality_throughput"
-HIGH = 4.0  # inches
-SIZE = 260.0  # of the mark of a setting that takes as many bytes as the full cache, in square points
+HIGH = 4.4  # inches
+SIZE = (
+    16.0  # points across the mark of a setting that takes as many bytes as the full cache; its area goes with its bytes
+)
+FULL_MARK = {"marker": "o", "markerfacecolor": QUIET, "markeredgecolor": "white"}
 
 
 @dataclass(frozen=True)
@@ -111,23 +115,27 @@ def _names(found: Sequence[Row]) -> list[str]:
 
 def _fill(figure: Figure, found: Sequence[Row], names: Sequence[str]) -> None:
     below = 0.5 + key_inches(names)
-    axes = figure.add_axes((0.13, below / figure.get_figheight(), 0.83, (HIGH - 0.6) / figure.get_figheight()))
+    axes = figure.add_axes((0.13, below / figure.get_figheight(), 0.83, (HIGH - 1.0) / figure.get_figheight()))
     gains, deltas = zip(*sorted((row.throughput_gain, row.delta) for row in found if row.pareto), strict=True)
     axes.step(gains, deltas, where="pre", color=QUIET, linewidth=1, zorder=1)
     for row in found:
-        full = row is found[0]
-        kind = Decision(row.decision)
-        look = {"marker": "o" if full else MARKER[kind], "color": QUIET if full else STRONG[kind]}
+        look = _look(row, full=row is found[0])
         if row.gain_low is not None and row.gain_high is not None:
-            axes.hlines(row.delta, row.gain_low, row.gain_high, color=look["color"], linewidth=1.2, alpha=0.6)
-        size = SIZE * row.kv_share
-        axes.scatter(row.throughput_gain, row.delta, s=size, alpha=0.85, edgecolors="white", zorder=3, **look)
+            axes.hlines(row.delta, row.gain_low, row.gain_high, color=QUIET, linewidth=1.2, alpha=0.6)
+        axes.plot(row.throughput_gain, row.delta, linestyle="", alpha=0.85, zorder=3, **look)
+    decisions(figure, {row.decision for row in found[1:]})
     ends = [end for row in found for end in (row.throughput_gain, row.gain_low, row.gain_high) if end is not None]
     axes.set_xlim(_roomy(ends))
     axes.set_ylim(_roomy([row.delta for row in found]))
     _name_axes(axes)
-    place(axes, [(row.throughput_gain, row.delta) for row in found], list(beside(names).values()))
+    place(axes, [(row.throughput_gain, row.delta) for row in found], beside(names))
     key(figure, names)
+
+
+def _look(row: Row, full: bool) -> dict[str, Any]:
+    """The mark of its decision, as large as its bytes; the full cache's is a grey disc."""
+    look = FULL_MARK if full else mark(Decision(row.decision))
+    return {**look, "markersize": SIZE * math.sqrt(row.kv_share)}
 
 
 def _roomy(values: Sequence[float]) -> tuple[float, float]:

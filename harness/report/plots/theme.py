@@ -61,6 +61,18 @@ DPI = 130
 WIDTH = 5.4  # inches: on a phone, letters keep about the size that they have here
 
 
+def mark(kind: Decision) -> dict[str, Any]:
+    """A decision's mark: its own shape as well as its colour, hollow where nothing was tested."""
+    colour, hollow = STRONG[kind], kind == Decision.VOID
+    return {
+        "marker": MARKER[kind],
+        "markersize": 9 if kind == Decision.NO_GO else 7.5,
+        "markerfacecolor": "white" if hollow else colour,
+        "markeredgecolor": colour if hollow else "white",
+        "markeredgewidth": 1.2 if hollow else 0.8,
+    }
+
+
 def line(at: int) -> dict[str, Any]:
     """The look of setting number ``at`` of those that stand side by side: no two of the first 28 share hue and dash."""
     turn = at // len(_HUES)
