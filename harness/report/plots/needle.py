@@ -20,8 +20,13 @@ from harness.report.plots.picture import Plot, by_task, picture
 from harness.report.plots.theme import QUIET, WIDTH
 
 NAME = "needle_length_depth"
-LEFT, GAP, SQUARE, HEAD = 0.85, 0.18, 0.3, 0.34  # inches
-ABOVE, UNDER, SLANTED = 0.42, 0.3, 0.25  # inches of a map: its name, its lengths, and more where these are long
+LEFT, GAP, SQUARE, HEAD = 0.6, 0.12, 0.26, 0.34  # inches
+ABOVE, UNDER, SLANTED = (
+    0.5,
+    0.3,
+    0.25,
+)  # inches of two maps: whose and what they are, lengths, and more where these are long
+ABREAST = {1: 3, 2: 2}  # strategies side by side, by the number of lengths; of more lengths one
 DEPTH_BINS, LENGTH_BINS = 10, 6
 SCORE = ScalarMappable(Normalize(0, 1), "cividis")  # even in brightness for every kind of colour vision
 DELTA = ScalarMappable(Normalize(-1, 1), "PuOr")  # orange is lost, purple gained: told apart by every kind
@@ -77,13 +82,13 @@ def draw(outlook: Outlook, samples: pd.DataFrame) -> Plot | None:
     if not squares:
         return None
     panels = [(task, _by_strategy(mine)) for task, mine in by_task(squares, outlook.label)]
-    height = sum(HEAD + _high(maps) * len(maps) for _, maps in panels) + 0.05
+    height = sum(HEAD + _high(maps) * -(-len(maps) // _abreast(maps)) for _, maps in panels) + 0.05
     return picture(
         NAME,
         "Needles by length and depth",
-        "Left: mean score of the scored samples, and how many they are (small). Right: mean difference to the full cache of "
-        "those that both have scored. Depth 0 is the start of the prompt. A grey square has no such sample. Few samples in "
-        "a square say little.",
+        "Of each strategy, left: mean score of the scored samples, and how many they are (small); right: mean difference to "
+        "the full cache of those that both have scored. Depth 0 is the start of the prompt. A grey square has no such sample. "
+        "Few samples in a square say little.",
         f"Maps of score by prompt length and needle depth, and of its difference to the full cache, for "
         f"{', '.join(task for task, _ in panels)}; {len(panels[0][1])} settings, full cache first.",
         squares,
@@ -138,24 +143,46 @@ def _high(maps: Mapping[str, Sequence[Row]]) -> float:
     return SQUARE * len(_bins(maps)[1]) + ABOVE + _under(maps)
 
 
+def _abreast(maps: Mapping[str, Sequence[Row]]) -> int:
+    return ABREAST.get(len(_bins(maps)[0]), 1)
+
+
 def _fill(figure: Figure, panels: Sequence[tuple[str, dict[str, list[Row]]]]) -> None:
     width, height = figure.get_size_inches()
-    wide, top = (WIDTH - LEFT - GAP - 0.1) / 2, 0.0
+    top = 0.0
     for task, maps in panels:
         figure.text(0.1 / width, 1 - (top + 0.22) / height, label(task, 44), fontsize=11, fontweight="bold")
         top += HEAD
-        bins, high, names = _bins(maps), _high(maps), short(maps, 28)
-        for name, mine in maps.items():
-            bottom = height - top - high + ABOVE - 0.3 + _under(maps)
-            for at in (0, 1) if any(row.delta is not None for row in mine) else (0,):
-                left = LEFT + at * (wide + GAP)
-                size = wide / width, SQUARE * len(bins[1]) / height
-                axes = figure.add_axes((left / width, bottom / height, *size))
-                _frame(axes, bins, depths=at == 0)
-                axes.set_title("difference to full" if at else names[name], fontsize=8.5)
-                for row in mine:
-                    _square(axes, bins, row, difference=at == 1)
-            top += high
+        abreast = _abreast(maps)
+        names = short(maps, 48 // abreast)
+        for number_of, (name, mine) in enumerate(maps.items()):
+            row, column = divmod(number_of, abreast)
+            corner = column * WIDTH / abreast, top + row * _high(maps)
+            figure.text(
+                (corner[0] + LEFT) / width,
+                1 - (corner[1] + 0.18) / height,
+                names[name],
+                fontsize=8.5,
+                fontweight="bold",
+            )
+            _maps(figure, corner, WIDTH / abreast, _bins(maps), mine)
+        top += _high(maps) * -(-len(maps) // abreast)
+
+
+def _maps(
+    figure: Figure, corner: tuple[float, float], span: float, bins: tuple[list[Bin], list[Bin]], mine: Sequence[Row]
+) -> None:
+    """One strategy's maps, under their titles. ``corner`` is the upper left, from the upper left of the figure, in inches."""
+    width, height = figure.get_size_inches()
+    wide, high = (span - LEFT - GAP - 0.05) / 2, SQUARE * len(bins[1])
+    for difference in (False, True) if any(row.delta is not None for row in mine) else (False,):
+        left = corner[0] + LEFT + difference * (wide + GAP)
+        bottom = height - corner[1] - ABOVE - high
+        axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
+        _frame(axes, bins, depths=not difference)
+        axes.set_title("difference" if difference else "score", fontsize=7, fontweight="normal", color=QUIET, pad=3)
+        for row in mine:
+            _square(axes, bins, row, difference=difference)
 
 
 def _frame(axes: Axes, bins: tuple[list[Bin], list[Bin]], depths: bool) -> None:
@@ -168,7 +195,7 @@ def _frame(axes: Axes, bins: tuple[list[Bin], list[Bin]], depths: bool) -> None:
     slant = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if _long(bins[0]) else {}
     axes.set_xticks(range(len(lengths)), lengths, fontsize=7, **slant)
     axes.set_yticks(range(len(all_depths)), all_depths if depths else [""] * len(all_depths), fontsize=7)
-    axes.set_xlabel("prompt length (tokens)", fontsize=7.5, color=QUIET, labelpad=1)
+    axes.set_xlabel("tokens", fontsize=7, color=QUIET, labelpad=1)
     if depths:
         axes.set_ylabel("depth", fontsize=7.5, color=QUIET, labelpad=2)
 
