@@ -191,7 +191,7 @@ def _as_overrides(command: str, words: Sequence[str]) -> list[str]:
     for before, word in zip(["", *words], words, strict=False):
         plain = key and before not in VALUED and "=" not in word and not word.startswith(("-", "~"))
         (bare if plain else others).append(word)
-    words = [*others, *_valued(key, bare)]
+    words = [*others, *_valued(command, key, bare)]
     return [_as_override(_renamed(word) if command == "run" else word) for word in words]
 
 
@@ -203,14 +203,17 @@ def _renamed(word: str) -> str:
     return word
 
 
-def _valued(key: str | None, words: Sequence[str]) -> list[str]:
-    """Bare words as the override that gives them to ``key``; several are a list."""
+def _valued(command: str, key: str | None, words: Sequence[str]) -> list[str]:
+    """Bare words as the override that gives them to ``key``; several are a list, where the command takes one."""
     if not words:
         return []
     if key in LISTS:
         return [f"{key}={','.join(words)}"]
-    quoted = [f"'{word}'" for word in words]
-    return [f"{key}={quoted[0]}" if len(words) == 1 else f"{key}=[{','.join(quoted)}]"]
+    if len(words) == 1:
+        return [f"{key}={_quoted(words[0])}"]
+    if command != "report":
+        _refuse(command, [f"{key} must name one, got {', '.join(words)}"])
+    return [f"{key}=[{','.join(map(_quoted, words))}]"]
 
 
 def _as_override(word: str) -> str:

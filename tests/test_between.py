@@ -259,6 +259,7 @@ def test_what_only_one_of_them_has_is_named_one_by_one(both: Both) -> None:
         ("fp8", "code_lookup", "prompt", "only a has this task: VOID"),
         ("window", "code_lookup", "prompt", "only a has this task: VOID"),
         ("kivi2", "needle_single", "prompt", "only b has it: VOID"),
+        *SAME[:2],
     ]
     missing = [(one["name"], one["reference"], one["other"]) for one in against["strategies"]]
     assert missing == [("fp8", "VOID", "VOID"), ("window", "VOID", None), ("kivi2", None, "VOID")]
@@ -388,6 +389,8 @@ def test_what_cannot_be_compared_at_all_is_refused_at_once(kvgate: Kvgate) -> No
         ("a", "nowhere", "neither"): ["got 'nowhere'; there are a, b", "got 'neither'; there are a, b"],
         ("a", "b", "a"): [f"run must name each run once, got {kvgate.results / 'runs/a'} 2 times"],
         ("a", str(kvgate.results / "runs/a")): ["each run once"],
+        ("a", str(kvgate.results / "runs/b/../a")): ["each run once"],
+        ("a", "b's"): ["""got "b's"; there are a, b"""],
         ("a", "b"): ["runs with a task in common, got a with needle_single (prompt) and b with code_lookup (prompt)"],
         ("a", "b", "compare=fp8,window", "by=family", "gate.strict=true"): [
             "compare must be empty where runs are compared: it pairs candidates of one run, got fp8, window",
@@ -404,5 +407,5 @@ def test_what_cannot_be_compared_at_all_is_refused_at_once(kvgate: Kvgate) -> No
             assert sentence in said.err, said.err
     assert not (kvgate.results / "comparisons").exists()
     said = kvgate("watch", "a", "b", where)
-    assert said.code == 2 and "Traceback" not in said.err
+    assert said.code == 2 and "kvgate watch: run must name one, got a, b" in said.err
     assert kvgate("report", "run=[a]", where).code == 0  # a list of one is that one

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -45,7 +46,8 @@ def load(names: Sequence[str], results: Place, config: Mapping[str, Any]) -> lis
     folders, problems = [], []
     for name in names:
         try:
-            folders.append(manifests.find(name, results, "run.json", "payoff.json"))
+            folder = manifests.find(name, results, "run.json", "payoff.json")
+            folders.append(folder.resolve() if isinstance(folder, Path) else folder)
         except BadInput as error:
             problems += error.problems
     problems += [

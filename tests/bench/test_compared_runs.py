@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.between.pairing import SAME_ANSWERS
 from harness.between.payoffs import SAME_TIMES
 from tests.bench.conftest import Bench
 
@@ -82,5 +83,6 @@ def test_a_timed_run_and_a_judged_one_have_nothing_in_common(bench: Bench) -> No
     said = bench.kvgate("report", "b", "q", f"results_dir={bench.results}")
     assert said.code == 2 and "got b with a timed load only and q with needle_single (prompt)" in said.err
     assert bench.kvgate.run("strategy=fp8", "name=b").code == 0  # the same folder: judged and timed
-    (alone,) = compared(bench, "b", "q")["not_compared"]
+    *same, alone = compared(bench, "b", "q")["not_compared"]
+    assert [one["why"] for one in same] == [SAME_ANSWERS] * 2
     assert (alone["strategy"], alone["why"]) == (None, "speed: only b was timed")
