@@ -77,7 +77,7 @@ def test_the_policy_allows_the_page_s_own_script_and_style_and_nothing_else(writ
 
 def test_html_is_one_file(page):
     sources = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
-    assert sources and all(value.startswith(("data:image/png;base64,", "#")) for value in sources)
+    assert sources and all(value.startswith(("data:image/svg+xml;base64,", "#")) for value in sources)
     images = [attributes for tag, attributes in page.tags if tag == "img"]
     assert len(images) == len(PLOTS) and all(len(image["alt"]) > 30 for image in images)
 

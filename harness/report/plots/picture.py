@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from harness.places import encode
 from harness.report import sheet
-from harness.report.plots.theme import DPI, STYLE
+from harness.report.plots.theme import DPI, STYLE, WIDTH
 
 SUFFIXES = (".svg", ".png", ".csv")
 
@@ -33,6 +33,7 @@ class Plot:
     svg: str
     png: bytes
     csv: str
+    wide: bool = False  # too wide for a phone: there it is looked at in parts
 
     @property
     def uri(self) -> str:
@@ -66,7 +67,7 @@ def picture(
     """
     table = [dict(row) if isinstance(row, Mapping) else asdict(row) for row in rows]
     svg, png = _paint(size, fill)
-    return Plot(name, title, caption, alt, svg, png, sheet.csv_text(table[0], table))
+    return Plot(name, title, caption, alt, svg, png, sheet.csv_text(table[0], table), wide=size[0] > WIDTH)
 
 
 def _paint(size: tuple[float, float], fill: Callable[[Figure], None]) -> tuple[str, bytes]:
