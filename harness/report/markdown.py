@@ -1,18 +1,19 @@
-"""The report as Markdown, for a pull request or a model card. The plots stand beside it as files."""
+"""The report in short, as Markdown, for a pull request or a model card: the answer, what it rests on, two pictures.
+
+What one reads of a single cell (evidence, memory, flipped samples) is in report.html. The pictures stand beside as files.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.report.flips import Flip
-from harness.report.format import shorten, visible
-from harness.report.page import Page, Square, StrategyPart, badge
+from harness.report.format import visible
+from harness.report.page import Card, Page, Square, badge
 from harness.report.plots import Plot
 from harness.report.tables import DECISION, Table
 
-FLIPS = 5  # of a cell
-FLIP_LIMIT = 700  # characters of one of their texts
+PICTURES = 2  # the first ones: decisions at a glance, and what they cost in bytes
 
 
 def render(page: Page, pictures: Sequence[Plot], metadata: str = "") -> str:
@@ -36,8 +37,11 @@ def _answer(page: Page) -> Iterator[str]:
         yield f"> **Note:** {escape(note)}"
     yield "## Verdict"
     yield grid(
-        ("decision", "strategy", "KV share", "why"),
-        [(f"**{badge(card.decision)}**", *map(escape, (card.strategy, card.memory, card.why))) for card in page.cards],
+        ("decision", "strategy", "layers", "KV share", "why"),
+        [
+            (f"**{badge(card.decision)}**", *map(escape, (card.strategy, _layers(card), card.memory, card.why)))
+            for card in page.cards
+        ],
     )
     yield escape(page.memory_quoted)
     yield bullets(page.scope)
@@ -78,13 +82,10 @@ def _blocks(page: Page, pictures: Sequence[Plot], metadata: str) -> Iterator[str
             yield escape(page.inside_note)
     yield bullets(f"{term}: {meaning}" for term, meaning in page.glossary)
     yield "## Plots"
-    for picture in pictures:
+    for picture in pictures[:PICTURES]:
         yield f"![{escape(picture.alt)}](plots/{picture.name}.png)"
         yield f"*{escape(picture.caption)}*"
-    yield "## Strategy by strategy"
-    yield escape(page.memory_note)
-    for part in page.strategies:
-        yield from _strategy(part)
+    yield "More of them, and the evidence, memory and flipped samples of each cell, are in report.html."
     yield "## Provenance"
     for table in page.provenance:
         yield f"**{table.title}**"
@@ -106,30 +107,8 @@ def _square(square: Square | None) -> str:
     return "<br>".join(lines if square.gating else (*lines, "*not gating*"))
 
 
-def _strategy(part: StrategyPart) -> Iterator[str]:
-    yield f"### {escape(part.card.strategy)}: {badge(part.card.decision)}"
-    yield escape("; ".join(filter(None, (part.card.stack, part.card.ladder))) or "no stack recorded")
-    if part.reasons:
-        yield bullets(part.reasons)
-    for table in (part.evidence, part.loaded, part.memory, part.addresses):
-        yield f"**{table.title}**"
-        yield table_grid(table) if table.rows else "Nothing recorded."
-    for label, flips in part.flips:
-        yield f"**Flips worth reading: {escape(label)}** ({min(len(flips), FLIPS)} of {len(flips)})"
-        for flip in flips[:FLIPS]:
-            yield _flip(flip)
-
-
-def _flip(flip: Flip) -> str:
-    said = {
-        "expected": flip.expected,
-        "full cache": flip.baseline_answer,
-        "candidate": flip.answer,
-        "text": flip.text,
-        "error": flip.error,
-    }
-    body = "\n".join(f"{name}: {shorten(text, FLIP_LIMIT, ' […] ')}" for name, text in said.items() if text)
-    return f"Sample {escape(flip.sample_id)} ({escape(flip.facts)})\n\n{fenced(body)}"
+def _layers(card: Card) -> str:
+    return "; ".join(filter(None, (card.stack, card.ladder))) or "no stack recorded"
 
 
 def table_grid(table: Table) -> str:
