@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -114,7 +117,8 @@ def _group(
 def _sample(label: str, i: int) -> Sample:
     answer = f"{SECRETS['answers']} {i}" + f" {HOSTILE}" * (i == 3)
     meta = {"prompt_tokens": 500 + i, "length": 512 if i % 2 else 1024}
-    return Sample(f"{label}-{i}", SECRETS["context"], SECRETS["question"], (answer,), 16, meta=meta)
+    context = f"{SECRETS['context']}: {SECRETS['answers']} {i}"
+    return Sample(f"{label}-{i}", context, SECRETS["question"], (answer,), 16, meta=meta)
 
 
 def _record(address: str, sample: Sample, i: int, strategy: str, right: bool, acted: bool, fidelity: bool) -> Record:
@@ -152,6 +156,12 @@ def _state(strategy: str, i: int) -> tuple[State, Fault | None]:
     if strategy == BAD and i < 12:
         return {0: (State.TRUNCATED, None), 1: (State.FAILED, "model")}.get(i % 6, (State.SCORED, None))
     return (State.NOT_RUN, None) if strategy == "unfinished" and i == 5 else (State.SCORED, None)
+
+
+def packed_in(page: bytes) -> bytes:
+    """All that the chunks of a page hold, as it is once unpacked."""
+    chunks = re.findall(rb'<script type="text/plain"[^>]*>([^<]*)</script>', page)
+    return b"".join(zlib.decompress(base64.b64decode(chunk)) for chunk in chunks)
 
 
 def hashes() -> set[str]:

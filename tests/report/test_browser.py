@@ -331,6 +331,14 @@ def test_a_redacted_page_holds_no_text(opened: Open, tmp_path: Path) -> None:
     assert "characters)" in page.locator("#rows code").first.inner_text()
 
 
+def test_the_place_of_an_answer_in_its_context_is_shown(opened: Open, tmp_path: Path) -> None:
+    page = opened(planted_page(tmp_path))
+    flips_of(page, "unsure")
+    context = page.locator("#rows article", has_text="needle_single-10").first.locator("dd pre")
+    assert context.inner_text() == f"{planted.SECRETS['context']}: {planted.SECRETS['answers']} 10"
+    assert context.locator("mark").inner_text() == f"{planted.SECRETS['answers']} 10"
+
+
 @pytest.mark.slow
 def test_the_page_of_a_run_that_was_just_made(opened: Open, kvgate: Any) -> None:
     assert kvgate.run("-m", "strategy=fp8,window").code == 0
