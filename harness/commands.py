@@ -111,12 +111,14 @@ def report(config: Mapping[str, Any]) -> int:
         raise BadInput(f"by must be task or family, got {config['by']!r}")
     if config["privacy"] and (wrong := privacy.problems(config["privacy"])):
         raise BadInput(*wrong)
-    first, *others = [str(name) for name in config["run"]] if isinstance(config["run"], list) else [str(config["run"])]
-    if others:
+    names = list(map(str, config["run"])) if isinstance(config["run"], list) else [str(config["run"])]
+    if not names:
+        raise BadInput("run must name a run, or several, got none")
+    if len(names) > 1:
         from harness.between.command import compare_runs
 
-        return compare_runs([first, *others], config)
-    folder, manifest = manifests.load(first, place(config["results_dir"]))
+        return compare_runs(names, config)
+    folder, manifest = manifests.load(names[0], place(config["results_dir"]))
     manifest["privacy"] = config["privacy"] or manifest.get("privacy", "show")  # runs of before there was a choice
     gate = report_gate(manifest["gate"], config["gate"])
     if wrong := strangers(gate, {group["label"]: group["fidelity"] for group in manifest["groups"]}):

@@ -390,6 +390,7 @@ def test_what_cannot_be_compared_at_all_is_refused_at_once(kvgate: Kvgate) -> No
         ("a", "b", "a"): [f"run must name each run once, got {kvgate.results / 'runs/a'} 2 times"],
         ("a", str(kvgate.results / "runs/a")): ["each run once"],
         ("a", str(kvgate.results / "runs/b/../a")): ["each run once"],
+        ("run=[]",): ["run must name a run, or several, got none"],
         ("a", "b's"): ["""got "b's"; there are a, b"""],
         ("a", "b"): ["runs with a task in common, got a with needle_single (prompt) and b with code_lookup (prompt)"],
         ("a", "b", "compare=fp8,window", "by=family", "gate.strict=true"): [
