@@ -68,10 +68,14 @@ def trial(number: int, n: int, shard: int) -> dict[str, Any]:
 
 def there() -> list[str]:
     """The executors that can be measured here."""
-    absent = ["ray"] * (not find_spec("ray")) + ["slurm"] * (not (find_spec("submitit") and shutil.which("sbatch")))
+    absent = ["ray"] * (not find_spec("ray")) + ["slurm"] * (not (find_spec("submitit") and _slurm_answers()))
     for name in absent:
         print(f"{name}: not measured, it is not here", file=sys.stderr)
     return [name for name in CLUSTERS if name not in absent]
+
+
+def _slurm_answers() -> bool:
+    return bool(shutil.which("sinfo")) and not subprocess.run(["sinfo", "--noheader"], capture_output=True).returncode
 
 
 def order(ways: Sequence[str] | Mapping[str, Any], turned: bool) -> list[str]:
