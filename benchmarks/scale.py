@@ -142,6 +142,7 @@ def main() -> None:
     with TemporaryDirectory() as scratch:
         ours = judged(options, GRID, scratch, "evictions")
         theirs = pressed(options, asked(options, scratch, "evictions"))
+    with TemporaryDirectory() as scratch:  # another: nothing of the first grid is to be reused
         packed = judged(options, HALF_PACKED, scratch, "half-packed")
     facts = {
         "tokens": options.tokens,
