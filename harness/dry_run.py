@@ -44,8 +44,7 @@ def _work(plan: Plan) -> list[str]:
 
 def _time(plan: Plan, shards: Sequence[Shard], experience: Experience) -> str:
     each = {group.id: experience.seconds(group) for group in plan.groups}
-    unknown = [group.label for group in plan.groups if each[group.id] is None]
-    if unknown:
+    if None in each.values():
         return f"time: not known, for the store has no record of {plan.facts.display} on this engine and kind of device"
     took = [sum((each[part["id"]] or 0.0) * len(part["own"]) for part in shard["groups"]) for shard in shards]
     workers = min(plan.executor.workers, len(shards)) or 1

@@ -16,7 +16,10 @@ def of(benches: Benches, manifest: Mapping[str, Any], stack: Mapping[str, Any]) 
     found = [
         (bench["engine"]["name"] == manifest["engine"]["name"], bench["created"], _told(bench, one))
         for bench, payoff in benches
-        if "points" in bench and bench["model"]["weights_sha"] == manifest["model"]["weights_sha"]
+        if "points" in bench
+        and bench["created"]
+        == payoff["created"]  # one that goes on under an old name has an older one's figures beside it
+        and bench["model"]["weights_sha"] == manifest["model"]["weights_sha"]
         for one in payoff["candidates"]
         if one["strategy"] in _named(bench, stack)
     ]

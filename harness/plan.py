@@ -159,6 +159,7 @@ class Plan(Setup):
             {
                 "model": self.model_config,
                 "engine": {**self.engine_config, **options[load]},
+                "device": self.engine.spec().get("device"),
                 "load": load,
                 "process": {"python": self.engine.python, "silence_s": self.engine.silence_s},
                 "calibration": self.calibration,

@@ -47,8 +47,8 @@ def redact_verdict(verdict: Mapping[str, Any], manifest: Mapping[str, Any], erro
     quoted = {*manifest.get("lost", ()), *errors} - {"", None}
     return {
         **verdict,
-        "command": _command(verdict["command"], hide),
-        "cells": [{**cell, "command": _command(cell["command"] or "", hide) or None} for cell in verdict["cells"]],
+        "command": command(verdict["command"], hide),
+        "cells": [{**cell, "command": command(cell["command"] or "", hide) or None} for cell in verdict["cells"]],
         "gen": {name: hide.inside(value) for name, value in verdict["gen"].items()},
         "notes": [
             NOTE,
@@ -64,8 +64,8 @@ class Hiding:
     """Puts the same sign in the place of the same text, everywhere in a run."""
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
-        sets = canonical([group["samples_set"] for group in manifest["groups"]])
-        self._key = hashlib.sha256(sets.encode()).digest()
+        sets = [group["samples_set"] for group in manifest.get("groups", ())]  # a run that was only timed has none
+        self._key = hashlib.sha256(canonical(sets or manifest).encode()).digest()
 
     def __call__(self, text: str) -> str:
         """``#3f2ab1c4d5e6f708 (12 characters)``; an empty text stays empty."""
@@ -81,8 +81,9 @@ class Hiding:
         return self(value) if isinstance(value, str) else value
 
 
-def _command(command: str, hide: Hiding) -> str:
-    return shlex.join(_word(word, hide) for word in shlex.split(command))
+def command(words: str, hide: Hiding) -> str:
+    """A command without the texts that are in it."""
+    return shlex.join(_word(word, hide) for word in shlex.split(words))
 
 
 def _word(word: str, hide: Hiding) -> str:

@@ -42,6 +42,7 @@ def run(shards: Iterator[Mapping[str, Any]]) -> None:
     unit = next(shards)
     store = ResultStore(unit["results_dir"])
     engine: Engine = make(unit["engine"], "engine")
+    _check_device(engine, unit["device"])
     one = next(row for group in unit["groups"] for batch in group["batches"] for row in batch)
     with engine.open(unit["model"], _stack(one, engine)) as session:
         facts = dict(session.facts())
@@ -50,6 +51,15 @@ def run(shards: Iterator[Mapping[str, Any]]) -> None:
             for group in shard["groups"]:
                 _run_group(group, shard, engine, session, store, facts)
             emit("done")
+
+
+def _check_device(engine: Engine, planned: str | None) -> None:
+    """Answers go into cells that name the device which the run was planned on: another's are not mixed in. Raises BadInput."""
+    here = engine.spec().get("device")
+    if here != planned:
+        raise BadInput(
+            f"engine: the run was planned on {planned}, and this worker has {here}: start it where the device is its workers'"
+        )
 
 
 def _run_group(

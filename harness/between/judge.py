@@ -13,6 +13,8 @@ from harness.between.differences import differences
 from harness.between.pairing import Pairing, Uncompared
 from harness.between.payoffs import payoffs
 from harness.between.runs import Run
+from harness.privacy import Hiding
+from harness.privacy import command as command_without_texts
 from harness.types import BadInput
 
 Name = TypeVar("Name")
@@ -45,9 +47,14 @@ def _strangers(reference: Run, other: Run) -> list[str]:
 
 
 def _origin(run: Run) -> dict[str, Any]:
-    told = run.verdict or run.manifest
+    told = run.verdict or {**run.manifest, "command": _command(run.manifest)}  # one that was only timed
     facts = {key: told[key] for key in ("created", "command", "kvgate", "git", "notes")}
     return {"name": run.name, "model": run.manifest["model"]["id"], "engine": run.manifest["engine"]["name"], **facts}
+
+
+def _command(manifest: Mapping[str, Any]) -> str:
+    words = str(manifest["command"])
+    return command_without_texts(words, Hiding(manifest)) if manifest.get("privacy") == "redact" else words
 
 
 def _against(reference: Run, other: Run, rescore: bool) -> dict[str, Any]:

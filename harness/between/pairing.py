@@ -129,7 +129,7 @@ def _other_measure(runs: tuple[Run, Run], key: Key, rescore: bool) -> str | None
         )
     before, after = ours.get("options", {}), theirs.get("options", {})
     changed = [
-        f"task.{option} is {before.get(option)!r} in {a}, {after.get(option)!r} in {b}"
+        f"task.{option} is another in {b}"
         for option in dict.fromkeys((*before, *after))
         if option not in ADDRESSES and before.get(option) != after.get(option)
     ]

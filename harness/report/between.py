@@ -12,6 +12,7 @@ from harness.report.format import (
     MINUS,
     MISSING,
     count,
+    gain_limits,
     general,
     interval,
     missing,
@@ -265,18 +266,13 @@ def _speed(names: tuple[str, str], against: Mapping[str, Any]) -> Table:
             one["strategy"],
             one["load"] or "the load",
             one["metric"],
-            *(_gain(one[side]) for side in ("reference", "other")),
+            *(gain_limits({**one[side], "mean": one[side]["gain"]}) for side in ("reference", "other")),
             general(one["quotient"]),
             *(_value(one, side, key) for key in ("value", "baseline_value") for side in ("reference", "other")),
         )
         for one in against["payoffs"]
     )
     return Table("What it pays", columns, rows, words=3)
-
-
-def _gain(side: Mapping[str, Any]) -> str:
-    ends = "" if missing(side["low"]) else f" [{general(side['low'])}, {general(side['high'])}]"
-    return general(side["gain"]) + ends
 
 
 def _value(one: Mapping[str, Any], side: str, key: str) -> str:

@@ -11,6 +11,7 @@ from harness.report import sentences, tables
 from harness.report.flips import GAINED, LOST, Flip
 from harness.report.format import MISSING, count, gain_limits, missing, signed, visible
 from harness.report.outlook import Cell, Outlook, at
+from harness.report.sources import Source, stored_by
 from harness.report.tables import DECISION, Table
 from harness.types import Decision
 
@@ -27,15 +28,14 @@ IN_WORDS = {  # what the letters of the tables stand for, where there is room to
     "control d": "positive control, d of what must hurt",
     "look": "looks spent",
 }
-SIMULATED, MATERIALISED, MEASURED = "simulated", "materialised", "engine-measured"
-STORED = {  # by engine: where the stored bytes of a record come from
-    "hf": f"{MATERIALISED}: the tensors that the reference engine held",
-    "vllm": f"{MEASURED}: blocks that the engine allocated",
-    "endpoint": f"{SIMULATED}: by formula, for servers do not tell",
+STORED = {
+    Source.MATERIALISED: "the tensors that the reference engine held",
+    Source.ENGINE: "blocks that the engine allocated",
+    Source.SIMULATED: "by formula, for servers do not tell",
 }
 SOURCE_NOTE = (
-    f"{SIMULATED.capitalize()}: computed by a formula, nothing was held. {MATERIALISED.capitalize()}: real tensors were held and "
-    f"weighed. {MEASURED.capitalize()}: a serving engine's, or the process's, own figure."
+    f"{Source.SIMULATED.capitalize()}: computed by a formula, nothing was held. {Source.MATERIALISED.capitalize()}: real "
+    f"tensors were held and weighed. {Source.ENGINE.capitalize()}: a serving engine's, or the process's, own figure."
 )
 
 
@@ -155,18 +155,19 @@ def _without_task(table: Table) -> Table:
 def _memory(outlook: Outlook, cell: Cell) -> Table:
     """The cell's memory, a quantity a row, each with where it comes from."""
     engine = (outlook.verdict.get("engine") or {}).get("name")
-    held = MATERIALISED if engine == "hf" else SIMULATED
+    stored = stored_by(engine)
+    held = stored if stored is Source.MATERIALISED else Source.SIMULATED
     sources = {
         "tokens kept": held,
-        "stored B/token (measured)": STORED.get(engine, MISSING),
+        "stored B/token (measured)": f"{stored}: {STORED[stored]}" if stored else MISSING,
         "stored / formula": "their ratio",
         "scratch copy B/token": held,
-        "process peak (measured)": f"{MEASURED}: {sentences.PEAK_SCOPE}",
-        "tokens in equal bytes (read back)": MEASURED,
+        "process peak (measured)": f"{Source.ENGINE}: {sentences.PEAK_SCOPE}",
+        "tokens in equal bytes (read back)": Source.ENGINE,
     }
     table = tables.memory(outlook, [cell])
     rows = tuple(
-        (column.partition(" (")[0], sources.get(column, f"{SIMULATED}: by formula"), text)
+        (column.partition(" (")[0], sources.get(column, f"{Source.SIMULATED}: by formula"), text)
         for row in table.rows
         for column, text in zip(table.columns[1:], row[1:], strict=True)
         if text != MISSING
@@ -186,7 +187,5 @@ def _payoff(payoff: Mapping[str, Any] | None) -> tuple[Table, str]:
     timed = (
         "the reference engine, whose times are no serving engine's" if payoff["engine"] == "hf" else payoff["engine"]
     )
-    note = (
-        f"{MEASURED.capitalize()} by kvgate bench in run {payoff['run']}, which says {payoff['decision']}, on {timed}."
-    )
+    note = f"{Source.ENGINE.capitalize()} by kvgate bench in run {payoff['run']}, which says {payoff['decision']}, on {timed}."
     return Table("Speed: gain over the full cache, above 1 is better", ("in", "load", "gain"), rows, words=2), note

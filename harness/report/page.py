@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.report import families, resamples, sentences, tables
 from harness.report.cells import SOURCE_NOTE, CellPart, part
-from harness.report.flips import LOST, Flip, Flips
+from harness.report.flips import Flips
 from harness.report.format import MISSING, interval, number, percent, signed
 from harness.report.inside import NOTE, inside
 from harness.report.outlook import ORDER, SYMBOLS, Cell, Outlook, at
@@ -54,15 +54,10 @@ class TaskPart:
 
 @dataclass(frozen=True)
 class StrategyPart:
-    """The evidence behind one strategy's card."""
+    """A strategy's card, and why it was decided so."""
 
     card: Card
     reasons: tuple[str, ...]
-    evidence: Table
-    loaded: Table
-    memory: Table
-    flips: tuple[tuple[str, tuple[Flip, ...]], ...]  # by task label, those that were lost
-    addresses: Table
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,6 @@ class Page:
     inside_note: str
     glossary: tuple[tuple[str, str], ...]
     strategies: tuple[StrategyPart, ...]
-    memory_note: str
     provenance: tuple[Table, ...]
     reproduce: tuple[tuple[str, str], ...]  # what for, command
 
@@ -137,8 +131,9 @@ def build(verdict: Mapping[str, Any], samples: pd.DataFrame) -> Page:
         tasks=tuple(_task(outlook, column) for column in outlook.columns),
         inside_note=NOTE,
         glossary=sentences.glossary(outlook),
-        strategies=tuple(_strategy(outlook, entry, cards[entry["name"]], parts) for entry in outlook.strategies),
-        memory_note=sentences.memory_note(outlook),
+        strategies=tuple(
+            StrategyPart(cards[entry["name"]], tuple(entry.get("reasons") or ())) for entry in outlook.strategies
+        ),
         provenance=tables.provenance(outlook),
         reproduce=sentences.reproduce(outlook),
     )
@@ -183,25 +178,6 @@ def square_lines(cell: Cell) -> tuple[str, str]:
     return (
         f"{number(cell.get('baseline'))} → {number(cell.get('score'))}",
         f"{signed(cell.get('delta'))} {interval(cell.get('ci_low'), cell.get('ci_high'))}".rstrip(),
-    )
-
-
-def _strategy(
-    outlook: Outlook, entry: Mapping[str, Any], card: Card, parts: Mapping[tuple[str, str, str], CellPart]
-) -> StrategyPart:
-    cells = outlook.of(card.strategy)
-    lost = [
-        (part.task, tuple(flip for flip in part.flips if flip.kind == LOST))
-        for part in (parts[_key(cell)] for cell in cells)
-    ]
-    return StrategyPart(
-        card=card,
-        reasons=tuple(entry.get("reasons") or ()),
-        evidence=tables.evidence(outlook, cells),
-        loaded=tables.loaded(outlook, cells),
-        memory=tables.memory(outlook, cells),
-        flips=tuple((label, flips) for label, flips in lost if flips),
-        addresses=tables.addresses(outlook, cells),
     )
 
 

@@ -116,8 +116,7 @@ def memory_quoted(outlook: Outlook) -> str:
     """How the memory share of a card is to be read."""
     return (
         f"KV share: bytes a token of this cache over those of the full cache, both predicted by formula at "
-        f"{outlook.deploy_dtype}, the dtype to deploy. What was stored in this run is measured, and stands with each "
-        "strategy's memory below."
+        f"{outlook.deploy_dtype}, the dtype to deploy."
     )
 
 
@@ -235,16 +234,6 @@ def comparisons_note(outlook: Outlook) -> str:
         f"no difference rejects after Holm over all {count(tested)} comparisons that could be made. Equivalent: the "
         f"interval lies within ±δ (δ {kind}); each such claim stands at alpha by itself. No difference shown is neither "
         "of the two. The candidates' own verdicts do not depend on this."
-    )
-
-
-def memory_note(outlook: Outlook) -> str:
-    """What in the memory tables is measured and what is predicted."""
-    return (
-        "Stored bytes are measured: the size of what the cache held after the prompt. Formula bytes are predicted for "
-        f"the same moment and element sizes. Bytes deployed are the formula at {outlook.deploy_dtype}. The scratch "
-        f"copy is what this engine computes on; it is not storage. Peak: {PEAK_SCOPE}; it says nothing about one "
-        "strategy alone."
     )
 
 

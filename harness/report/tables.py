@@ -258,12 +258,6 @@ def memory(outlook: Outlook, cells: list[Cell]) -> Table:
     return Table("Memory", columns, tuple(rows))
 
 
-def addresses(outlook: Outlook, cells: list[Cell]) -> Table:
-    """Where the records of each cell are in the store: a hash of everything that was asked."""
-    rows = tuple((outlook.label(at(cell)), cell.get("address") or MISSING) for cell in cells)
-    return Table("Cell addresses", ("task", "address"), rows, words=2)
-
-
 def provenance(outlook: Outlook) -> tuple[Table, ...]:
     """Versions and hashes, as the verdict carries them."""
     verdict = outlook.verdict

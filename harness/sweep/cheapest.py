@@ -110,7 +110,11 @@ class Cheapest(Sweep):
         gate = {**config["gate"], "alpha": config["gate"]["alpha"] / self.confirmations}
         share = f" at alpha {config['gate']['alpha']:g} / {self.confirmations}" if self.confirmations > 1 else ""
         told = f"this is confirmation {number} of {self.confirmations} that were promised, on fresh samples (seed {seed}){share}"
-        return carry_out([_with(job, seed=seed, gate=gate) for job in winner.jobs], notes=[*notes, told])
+        jobs = [
+            replace(_with(job, seed=seed, gate=gate), overrides=[*job.overrides, f"gate.alpha={gate['alpha']!r}"])
+            for job in winner.jobs
+        ]
+        return carry_out(jobs, notes=[*notes, told])
 
 
 def _selection(tried: Sequence[tuple[Entrant, str]], entrants: Sequence[Entrant]) -> list[str]:

@@ -19,7 +19,7 @@ def execute(plan: Plan, job: str = "") -> list[str]:
     """Run every sample that is missing, with a progress bar; finished cells are marked and printed as they come.
 
     What comes of each shard is in the store's folder of ``job`` meanwhile. Returns why shards were given up; the others were
-    run. Raises BadInput if none could be.
+    run. Raises BadInput if nothing is answered, now or before.
     """
     for group in plan.groups:
         for cell in group.cells:
@@ -28,9 +28,11 @@ def execute(plan: Plan, job: str = "") -> list[str]:
     shards = cut(plan, job)
     with Progress(plan, shards) as progress:
         lost = plan.executor.run(shards, progress) if shards else {}
+    answered = 0
     for group in plan.groups:
         missing = plan.missing(group)
         for cell in group.cells:
+            answered += len(group.samples) - len(missing[cell.address])
             if not missing[cell.address]:
                 plan.store.cell(cell.address).finish(group.samples_set)
     told = [(shard, _problems(shard, lost)) for shard in shards]
@@ -38,7 +40,7 @@ def execute(plan: Plan, job: str = "") -> list[str]:
     if shards and not given_up:
         _clear(place(shards[0]["job_dir"]))  # said all it had to say
     problems = list(dict.fromkeys(problem for problems in given_up for problem in problems))
-    if given_up and len(given_up) == len(shards):
+    if given_up and not answered:
         raise BadInput(*problems)
     return problems
 

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 Shard = Mapping[str, Any]  # a unit of the plan, with those of its samples that are this shard's: see ``shards.py``
 
 
+def gpus_of_job(engine: Engine) -> float:
+    """GPUs that a job of a cluster takes for a worker: one where the engine leaves it open and is planned on a GPU."""
+    if engine.gpus is not None:
+        return engine.gpus
+    return 0 if engine.spec().get("device", "cpu") == "cpu" else 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Executor(ABC):
     """Runs shards, several at once.

@@ -8,6 +8,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
+from harness.places import Place, read_all
 from harness.plan import Group, Plan
 from harness.types import Record
 
@@ -67,11 +68,11 @@ class Experience:
     def _asks(self) -> list[tuple[str, dict[str, Any]]]:
         asked = {"model": self.plan.facts.identity, "engine": self.plan.engine.spec()}
         engine = (asked["engine"]["name"], asked["engine"].get("device"))
-        files = self.plan.store.root.glob("cells/*/ask.json")
-        asks = [(file.parent.name, json.loads(file.read_text(encoding="utf-8"))) for file in files]
+        files: list[Place] = sorted(self.plan.store.root.glob("cells/*/ask.json"), key=str)
+        asks = [(file.parent.name, json.loads(ask)) for file, ask in zip(files, read_all(files), strict=True)]
         return [
             (address, ask)
-            for address, ask in sorted(asks, key=lambda one: one[0])
+            for address, ask in asks
             if ask["model"] == asked["model"] and (ask["engine"]["name"], ask["engine"].get("device")) == engine
         ]
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import takewhile
 from threading import Lock
 from typing import ClassVar
 
@@ -37,7 +38,7 @@ class LocalExecutor(Executor):
         count = min(self.workers, len(shards))
         seats = [Seat(environment) for environment in environments(count, progress.plan.engine)]
         with ThreadPoolExecutor(count) as pool:
-            lanes = [pool.submit(_lane, seat, queue, progress) for seat in seats]
+            lanes = [pool.submit(_lane, seat, seats, queue, progress) for seat in seats]
             try:
                 for lane in as_completed(lanes):
                     lane.result()
@@ -48,14 +49,17 @@ class LocalExecutor(Executor):
         return {}
 
 
-def _lane(seat: Seat, queue: _Queue, progress: Progress) -> None:
-    """Run shards one after the other until none is left."""
+def _lane(seat: Seat, seats: Sequence[Seat], queue: _Queue, progress: Progress) -> None:
+    """Run shards one after the other until none is left. Where nobody can open a load, what waits for it is given up at once."""
     with seat:
         while (shard := queue.take(seat.load)) is not None:
             problems = watch(shard, seat, progress.heard)
             progress.ended(shard)
-            for other in queue.drop(shard["load"]) if problems else ():
-                write_outcome(other, problems)  # what stopped one of a load would stop the next
+            load = shard["load"]
+            if not problems or any(other.load == load for other in seats):
+                queue.served.add(load)
+            for other in queue.drop(load) if load not in queue.served else ():
+                write_outcome(other, problems)
                 progress.ended(other)
 
 
@@ -66,6 +70,7 @@ class _Queue:
         self._waiting: dict[str, list[Shard]] = {}
         for shard in shards:
             self._waiting.setdefault(shard["load"], []).append(shard)
+        self.served = set[str]()  # loads that some worker could open
         self._lock = Lock()
 
     def take(self, load: str | None) -> Shard | None:
@@ -97,6 +102,11 @@ def environments(workers: int, engine: Engine) -> list[dict[str, str]]:
     return [{**common, "CUDA_VISIBLE_DEVICES": ",".join(mine)} for mine in dealt]
 
 
+def _is_device(name: str) -> bool:
+    """As CUDA reads it, -1 and whatever comes after it are none."""
+    return bool(name) and not name.startswith("-")
+
+
 def _gpus_each(workers: int, engine: Engine) -> int:
     """GPUs that are dealt to each worker; 0 where all of them see what there is."""
     if workers == 1:
@@ -107,7 +117,7 @@ def _gpus_each(workers: int, engine: Engine) -> int:
 def gpus() -> list[str]:
     """The GPUs that workers may be given, as ``CUDA_VISIBLE_DEVICES`` names them."""
     if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in given.split(",") if name.strip()]
+        return list(takewhile(_is_device, (name.strip() for name in given.split(","))))
     try:
         told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):

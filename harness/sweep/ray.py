@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from harness.engines.base import Engine
-from harness.sweep.executor import Executor, Shard
+from harness.sweep.executor import Executor, Shard, gpus_of_job
 from harness.sweep.progress import Progress
 from harness.sweep.watch import watch_alone
 from harness.types import BadInput
@@ -59,7 +59,7 @@ class RayExecutor(Executor):
 
     def run(self, shards: Sequence[Shard], progress: Progress) -> Mapping[int, str]:
         with self._connected() as ray:
-            gpus = (progress.plan.engine.gpus or 0) if self.gpus is None else self.gpus
+            gpus = gpus_of_job(progress.plan.engine) if self.gpus is None else self.gpus
             self._room(ray.nodes(), gpus, progress)
             resources = {"num_cpus": self.cpus, "num_gpus": gpus, "max_retries": self.retries}
             task = ray.remote(watch_alone).options(**resources)
@@ -78,7 +78,7 @@ class RayExecutor(Executor):
                     ray.get(ended)
                 except ray.exceptions.RayError as error:
                     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-                    lost[shard["number"]] = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0]}"
+                    lost[shard["number"]] = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
                 progress.ended(shard)
             progress.look()
         return lost
@@ -103,8 +103,8 @@ class RayExecutor(Executor):
         options = {} if self.address else own
         try:
             ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            reason = " ".join(str(error).split())
             rule = "executor.address must be that of a Ray cluster, auto, or null for one of its own"
             raise BadInput(f"{rule}, got {self.address!r} ({reason})") from error
         try:

@@ -18,13 +18,14 @@ from typing import Any, ClassVar
 from harness.engines.base import Engine
 from harness.places import place
 from harness.plan import Plan
-from harness.sweep.executor import Executor, Shard
+from harness.sweep.executor import Executor, Shard, gpus_of_job
 from harness.sweep.progress import Progress
 from harness.sweep.watch import outcome, watch_alone
 from harness.types import BadInput, digest
 
 POLL_S = 2.0
 LATE_S = 15.0  # after which a file that a job wrote is seen on a network folder too
+SILENT_S = 600.0  # for which Slurm may not answer
 REQUEUES = 100  # times that a job may come to its time limit; finished samples are kept each time
 NOTICE_S = 60  # before the time limit, when a job is asked to go back into the queue
 COMMANDS = ("sbatch", "srun", "squeue")
@@ -78,11 +79,12 @@ class SlurmExecutor(Executor):
         if self.folder is None and not isinstance(plan.store.root, Path):
             rule = "must be a folder that all nodes see, for results lie in an object store"
             raise BadInput(f"executor.folder {rule}, got null")
-        if waiting := _queued(_job_name(plan)):
+        queue = _Queue(_job_name(plan))
+        if waiting := queue.look():
             print(
                 f"{plan.name}: jobs of an earlier start go on: {', '.join(sorted(waiting))}; waiting (scancel ends them)"
             )
-        while (waiting := _queued(_job_name(plan))) is None or waiting:
+        while (waiting := queue.look()) is None or waiting:
             time.sleep(POLL_S)
 
     def run(self, shards: Sequence[Shard], progress: Progress) -> Mapping[int, str]:
@@ -105,7 +107,7 @@ class SlurmExecutor(Executor):
 
     def _parameters(self, plan: Plan) -> dict[str, Any]:
         """What submitit is told, in its own words."""
-        gpus = (plan.engine.gpus or 0) if self.gpus is None else self.gpus
+        gpus = int(gpus_of_job(plan.engine)) if self.gpus is None else self.gpus
         optional = {
             "partition": self.partition,
             "gpus_per_node": gpus or None,
@@ -140,10 +142,11 @@ class Job:
 
 def _wait(jobs: Mapping[str, Shard], folder: Path, progress: Progress) -> dict[int, str]:
     """Until each job has said what came of its shard, or has been out of the queue for a while without a word."""
+    queue = _Queue(_job_name(progress.plan))
     out, gone = dict(jobs), dict[str, float]()  # when a job was first not in the queue
     lost: dict[int, str] = {}
     while out:
-        queued, now = _queued(_job_name(progress.plan)), time.monotonic()
+        queued, now = queue.look(), time.monotonic()
         for job, shard in list(out.items()):
             if queued is None or job in queued:  # submitit writes files of its own after our last
                 gone.pop(job, None)
@@ -158,11 +161,27 @@ def _wait(jobs: Mapping[str, Shard], folder: Path, progress: Progress) -> dict[i
     return lost
 
 
-def _queued(name: str) -> set[str] | None:
-    """Ids of the jobs of this name that wait or run; None where Slurm does not answer, as it may for a while."""
-    command = ["squeue", "--noheader", "--array", "--user", getpass.getuser(), "--name", name, "--format", "%i"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    return None if told.returncode else set(told.stdout.split())
+class _Queue:
+    """The jobs of one name that wait or run."""
+
+    def __init__(self, name: str) -> None:
+        user = getpass.getuser()
+        self.command = ["squeue", "--noheader", "--array", "--user", user, "--name", name, "--format", "%i"]
+        self.answered = time.monotonic()
+
+    def look(self) -> set[str] | None:
+        """Their ids; None where Slurm does not answer, as it may for a while. Raises BadInput when that lasts."""
+        told = subprocess.run(self.command, capture_output=True, text=True, check=False)
+        now = time.monotonic()
+        if told.returncode and now - self.answered > SILENT_S:
+            why = " ".join(told.stderr.split())
+            raise BadInput(
+                f"executor: squeue has not answered for {now - self.answered:.0f} s ({why}); start the run again"
+            )
+        if told.returncode:
+            return None
+        self.answered = now
+        return set(told.stdout.split())
 
 
 def _job_name(plan: Plan) -> str:

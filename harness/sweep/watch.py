@@ -7,6 +7,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from threading import Lock
 from types import TracebackType
 from typing import Any
@@ -39,8 +40,8 @@ class Seat:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self.environment = environment or {}
         self.load: str | None = None  # of the worker that is here and open
+        self.stopped = False
         self._worker: Process | None = None
-        self._stopped = False
         self._lock = Lock()
 
     def __enter__(self) -> Seat:
@@ -60,7 +61,7 @@ class Seat:
             return self._worker
         self.finish()
         with self._lock:
-            if self._stopped:
+            if self.stopped:
                 raise Stopped
             self._worker = Process("harness.worker", **shard["process"], environment=self.environment).__enter__()
             return self._worker
@@ -81,7 +82,7 @@ class Seat:
     def stop(self) -> None:
         """End the worker, and start no other."""
         with self._lock:
-            self._stopped = True
+            self.stopped = True
         self.dismiss()
 
 
@@ -92,7 +93,8 @@ def watch(shard: Mapping[str, Any], seat: Seat, tell: Tell) -> list[str]:
         _Watch(shard, seat, tell).run()
     except BadInput as error:
         problems = error.problems
-    write_outcome(shard, problems, seconds=time.monotonic() - began)
+    with suppress(OSError) if problems else nullcontext():  # what ended the shard may keep this from being written, too
+        write_outcome(shard, problems, seconds=time.monotonic() - began)
     return problems
 
 
@@ -151,6 +153,8 @@ class _Watch:
 
     def run(self) -> None:
         while (groups := self._waiting()) and not self._one_worker(groups):
+            if self.seat.stopped:  # it did not die by itself
+                raise Stopped
             silence_s = self.shard["process"]["silence_s"]
             how = f"said nothing for {silence_s:g} s and was ended" if self.hung else "died"
             if not self.opened:

@@ -24,7 +24,10 @@ def timed(name: str, created: str, *, weights: str = "w", engine: str = "hf", st
     ]
     made = {"name": name, "created": created, "model": {"weights_sha": weights}, "engine": {"name": engine}}
     made["points"] = [{"label": "", "describe": "2 requests", "arms": arms}]
-    return made, {"candidates": [{"strategy": "its name", "decision": "GO", "points": [{"metrics": metrics}]}]}
+    return made, {
+        "created": created,
+        "candidates": [{"strategy": "its name", "decision": "GO", "points": [{"metrics": metrics}]}],
+    }
 
 
 def test_what_was_measured_is_told_and_what_was_not_is_left_out() -> None:
@@ -45,6 +48,7 @@ def test_what_was_measured_is_told_and_what_was_not_is_left_out() -> None:
         ([timed("elsewhere", "2", engine="vllm")], "elsewhere"),
         ([timed("other weights", "1", weights="x")], None),
         ([timed("other layers", "1", stack={})], None),
+        ([timed("goes on", "2")[:1] + timed("goes on", "1")[1:]], None),
         ([({"schema": "kvgate.bench/1"}, {})], None),
     ],
 )

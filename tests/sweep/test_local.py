@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from harness import worker
 from harness.engines.hf.engine import HFEngine
 from harness.provenance import cores
-from harness.sweep.local import LocalExecutor, _Queue, environments, gpus
+from harness.sweep import local
+from harness.sweep.executor import gpus_of_job
+from harness.sweep.local import LocalExecutor, _lane, _Queue, environments, gpus
+from harness.sweep.watch import Seat
 from harness.types import BadInput
 from tests.test_conf import composed
 
@@ -69,6 +74,63 @@ def test_gpus_are_those_that_the_driver_lists(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, listed))
     assert gpus() == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"), [("-1", []), ("0,1,-1,2", ["0", "1"]), ("", []), (" 2 , GPU-7", ["2", "GPU-7"])]
+)
+def test_hidden_gpus_are_none_as_cuda_reads_it(given: str, seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert gpus() == seen
+
+
+class Elsewhere(HFEngine):
+    """Planned on a machine that has another device."""
+
+    def spec(self) -> dict[str, Any]:
+        return {**super().spec(), "device": "NVIDIA H200"}
+
+
+def test_a_job_of_a_cluster_takes_a_gpu_where_results_are_a_gpu_s() -> None:
+    assert gpus_of_job(HFEngine()) == 0 and gpus_of_job(Elsewhere()) == 1
+    assert gpus_of_job(HFEngine(gpus_per_worker=2)) == 2
+
+
+def test_a_worker_refuses_what_was_planned_on_another_device() -> None:
+    worker._check_device(HFEngine(), "cpu")
+    with pytest.raises(BadInput, match="planned on NVIDIA H200, and this worker has cpu"):
+        worker._check_device(HFEngine(), "NVIDIA H200")
+
+
+class Lane:
+    """What shards come to on one machine, where each ends as it is told and nobody opens anything."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: set[int]) -> None:
+        self.told: dict[int, list[str]] = {}
+        monkeypatch.setattr(local, "watch", lambda shard, seat, tell: ["why"] if shard["number"] in fails else [])
+        monkeypatch.setattr(
+            local, "write_outcome", lambda shard, problems: self.told.update({shard["number"]: problems})
+        )
+
+    def run(self, seats: list[Seat]) -> None:
+        _lane(
+            seats[0], seats, _Queue([shard("a", number) for number in range(4)]), SimpleNamespace(heard=None, ended=len)
+        )
+
+
+def test_what_nobody_can_open_is_given_up_at_once_and_what_another_has_open_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane = Lane(monkeypatch, fails={0})
+    lane.run([Seat()])
+    assert lane.told == {1: ["why"], 2: ["why"], 3: ["why"]}
+    other, lane = Seat(), Lane(monkeypatch, fails={0})
+    other.load = "a"
+    lane.run([Seat(), other])
+    assert not lane.told
+    lane = Lane(monkeypatch, fails={2})  # the load was opened before
+    lane.run([Seat()])
+    assert not lane.told
 
 
 def shard(load: str, number: int) -> Mapping[str, Any]:

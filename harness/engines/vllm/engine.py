@@ -40,7 +40,7 @@ class VLLMEngine(ServingEngine):
         allow_formats: choices of --kv-cache-dtype that are served although this platform is not known to compute them.
         threads: CPU threads; 0 leaves vLLM's own choice.
         silence_s: a worker that answers nothing for so long hangs, and is ended.
-        gpus_per_worker: GPUs that a worker sees; None: as many as ``tensor_parallel``.
+        gpus_per_worker: GPUs that a worker sees; None: all for a single worker, else as many as ``tensor_parallel``.
     """
 
     name: ClassVar[str] = "vllm"

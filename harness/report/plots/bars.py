@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -13,20 +12,10 @@ from matplotlib.patches import Patch
 from harness.report.format import count, general
 from harness.report.plots.names import short
 from harness.report.plots.theme import GRID, INK, QUIET, WIDTH
+from harness.report.sources import Source
 
 BAR, BETWEEN, LEFT, RIGHT, AROUND = 0.15, 0.14, 1.75, 0.95, 0.65  # inches
 LEGEND = 0.165  # inches a line
-WEIGHING = "hf"  # the engine whose store holds packed tensors of its own, which are weighed
-SERVING = "vllm"  # the engine that counts the blocks that it has allocated
-
-
-class Source(StrEnum):
-    """How a figure came about."""
-
-    SIMULATED = "simulated"  # by formula; nothing was weighed
-    MATERIALISED = "materialised"  # packed tensors of the reference engine, weighed
-    ENGINE = "engine-measured"  # read back from what a serving engine has allocated
-
 
 LOOKS: Mapping[Source, Sequence[Mapping[str, Any]]] = {  # where two figures of a source stand side by side, two
     Source.SIMULATED: (
@@ -51,11 +40,6 @@ class Bar(NamedTuple):
 
 
 Groups = Mapping[str, Sequence[Bar]]  # by strategy
-
-
-def stored_by(engine: str | None) -> Source | None:
-    """How this engine comes to what it says is stored; None if it only works that out."""
-    return {WEIGHING: Source.MATERIALISED, SERVING: Source.ENGINE}.get(engine or "")
 
 
 def high(groups: Groups) -> float:

@@ -9,9 +9,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from harness.report.plots import bars
-from harness.report.plots.bars import Bar, Groups, Source
+from harness.report.plots.bars import Bar, Groups
 from harness.report.plots.picture import Plot, picture
 from harness.report.plots.theme import WIDTH
+from harness.report.sources import MEASURED, Source, stored_by
 
 NAME = "load_memory"
 MIB = 2**20
@@ -67,7 +68,7 @@ def _figures(engine: str, at: Mapping[str, Any]) -> Iterator[tuple[str, Source, 
     if (memory := at["memory"]) is None:
         return
     yield PROMPTS, Source.SIMULATED, "formula", memory["formula_bytes"]
-    if stored := bars.stored_by(engine):
+    if (stored := stored_by(engine)) in MEASURED:
         yield PROMPTS, stored, "stored", memory["stored_bytes"]
     how = (Source.ENGINE, "allocated") if at["allocated"] else (Source.SIMULATED, "formula, as deployed")
     yield TOKEN, *how, memory["kv_bytes_per_token"]

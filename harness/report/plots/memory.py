@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from harness.report.format import missing
 from harness.report.outlook import Cell, Outlook
 from harness.report.plots import bars
-from harness.report.plots.bars import Bar, Source
+from harness.report.plots.bars import Bar
 from harness.report.plots.names import label
 from harness.report.plots.picture import Plot, picture
 from harness.report.plots.theme import WIDTH
+from harness.report.sources import MEASURED, Source, stored_by
 
 NAME = "memory"
 FULL = "full"
@@ -68,7 +69,8 @@ def _of(outlook: Outlook, cell: Cell) -> Iterator[Figure]:
     memory, loaded = cell.get("memory") or {}, cell.get("loaded") or {}
     yield Source.SIMULATED, "formula at the dtype of this run", memory.get("formula_bytes_per_token")
     yield Source.SIMULATED, _deployed(outlook), memory.get("deploy_bytes_per_token")
-    if stored := bars.stored_by((outlook.verdict.get("engine") or {}).get("name")):
+    stored = stored_by((outlook.verdict.get("engine") or {}).get("name"))
+    if stored in MEASURED:
         yield stored, "stored in this run", memory.get("stored_bytes_per_token")
     yield Source.ENGINE, "allocated for a token", loaded.get("kv_bytes_per_token")
 
