@@ -33,7 +33,8 @@ def _work(plan: Plan) -> list[str]:
     done, experience = plan.finished(), Experience(plan)
     addresses = {cell.address for group in plan.groups for cell in group.cells}
     sizes = [sum(len(part["own"]) for part in shard["groups"]) for shard in shards]
-    of = f" of {min(sizes)} to {max(sizes)} samples" if sizes else ""
+    span = " to ".join(dict.fromkeys(str(end(sizes)) for end in (min, max))) if sizes else ""
+    of = f" of {span} sample(s)" if sizes else ""
     return [
         f"{len(addresses)} cells, {len(done)} of them reused: they are finished in the store",
         f"executor {plan.executor.name}: {len(shards)} shard(s){of}, {min(plan.executor.workers, len(shards))} at once",
