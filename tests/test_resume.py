@@ -37,10 +37,11 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 def verdict(results: Place) -> dict[str, Any]:
-    """What was decided, without when and how long."""
+    """What was decided, without when, how long and in which folder."""
     whole: dict[str, Any] = json.loads((results / "runs" / "r" / "verdict.json").read_text())
     for cell in whole["cells"]:
         cell["memory"].pop("peak_bytes")
+        cell["command"] = cell["command"].replace(str(results), "RESULTS")
     return {key: whole[key] for key in ("strategies", "cells", "gate", "notes")}
 
 
