@@ -37,21 +37,21 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 def verdict(results: Place) -> dict[str, Any]:
-    """What was decided, without when, how long and in which folder."""
+    """What was decided, without when, how long, where and by whom it is asked for again."""
     whole: dict[str, Any] = json.loads((results / "runs" / "r" / "verdict.json").read_text())
     for cell in whole["cells"]:
         cell["memory"].pop("peak_bytes")
-        cell["command"] = cell["command"].replace(str(results), "RESULTS")
+        cell.pop("command")
     return {key: whole[key] for key in ("strategies", "cells", "gate", "notes")}
 
 
 def near(value: Any) -> Any:
-    """The value with room for float32's last digits, which depend on where in memory a tensor comes to lie."""
+    """The value with room for float32's rounding, which depends on the rows that are computed beside; of a KL near 0 it is much."""
     if isinstance(value, Mapping):
         return {key: near(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(near, value))
-    return pytest.approx(value, rel=1e-5, abs=1e-9) if isinstance(value, float) else value
+    return pytest.approx(value, rel=2e-3, abs=1e-6) if isinstance(value, float) else value
 
 
 def answered(results: Place) -> dict[tuple[str, str], float]:
