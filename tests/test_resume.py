@@ -46,7 +46,7 @@ def verdict(results: Place) -> dict[str, Any]:
 
 
 def near(value: Any) -> Any:
-    """The value with room for float32's rounding, which depends on the rows that are computed beside; of a KL near 0 it is much."""
+    """The value with room for float32's rounding, which depends on the rows computed beside; of a KL near 0 it is much."""
     if isinstance(value, Mapping):
         return {key: near(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
