@@ -54,7 +54,7 @@ class Damage(NamedTuple):
 
 
 @contextmanager
-def _told(folder: Place) -> Iterator[None]:
+def told(folder: Place) -> Iterator[None]:
     """Raise BadInput where a file cannot be written."""
     try:
         yield
@@ -170,7 +170,7 @@ class Parts(ABC, Generic[Line]):
 
     def append(self, records: Iterable[Line]) -> None:
         """Add records as one new part file. Raises BadInput if it cannot be written; then nothing of it is there."""
-        with _told(self.folder):
+        with told(self.folder):
             self._write_part([_line(record) for record in records])
 
     def _write_part(self, lines: list[str]) -> Place:
@@ -185,7 +185,7 @@ class Parts(ABC, Generic[Line]):
         Only parts whose records the merged file holds are removed, after it is in place; so whatever two writers do at
         once, every record stays in some file. Raises BadInput as ``append`` does.
         """
-        with _told(self.folder):
+        with told(self.folder):
             self._merge()
             write_atomic(self.folder / f"finished-{samples}", "")
 
@@ -203,7 +203,7 @@ class Parts(ABC, Generic[Line]):
     def note_loaded(self, facts: Mapping[str, Any]) -> None:
         """Store what became known by loading; refuse to add records to a cell that was loaded otherwise."""
         path = self.folder / "loaded.json"
-        with _told(self.folder):
+        with told(self.folder):
             first = create(path, canonical(facts))
         if not first and (before := json.loads(path.read_text(encoding="utf-8"))) != json.loads(canonical(facts)):
             raise BadInput(f"cell {self.address} was run as {before}, now the model loads as {dict(facts)}; not mixed")

@@ -7,7 +7,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from threading import Lock
 from types import TracebackType
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from harness import samples as sample_files
 from harness.early import Rule, still_asked
 from harness.places import Place, place, read_all, write_atomic
-from harness.store import ResultStore
+from harness.store import ResultStore, told
 from harness.sweep.process import Process
 from harness.types import BadInput, Record, Sample, State
 
@@ -87,14 +86,20 @@ class Seat:
 
 
 def watch(shard: Mapping[str, Any], seat: Seat, tell: Tell) -> list[str]:
-    """Run a shard to its end, and write what came of it into the store, last of all. Returns why it was given up."""
+    """Run a shard to its end, and write what came of it into the store, last of all. Returns why it was given up.
+
+    Raises BadInput where nothing can be written any more.
+    """
     began, problems = time.monotonic(), list[str]()
     try:
         _Watch(shard, seat, tell).run()
     except BadInput as error:
         problems = error.problems
-    with suppress(OSError) if problems else nullcontext():  # what ended the shard may keep this from being written, too
-        write_outcome(shard, problems, seconds=time.monotonic() - began)
+    try:
+        with told(place(shard["job_dir"])):
+            write_outcome(shard, problems, seconds=time.monotonic() - began)
+    except BadInput as error:  # what ended the shard keeps this from being written, too
+        raise BadInput(*(problems or error.problems)) from error
     return problems
 
 
