@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from harness.between.runs import Run
 from harness.privacy import UTTERED, Hiding
+from harness.report.format import flat
 
 ORIGIN = ("kvgate", "git")
 PARTS = ("model", "engine", "machine", "hardware", "gate", "gen", "load", "pairs", "seed")
@@ -56,15 +56,6 @@ def _strategies(run: Run, beside: Run) -> dict[str, Any]:
         for name, cell in {"full": group.baseline, **group.candidates}.items()
         if name == "full" or name in beside.groups[key].candidates
     }
-
-
-def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as fields: ``engine.versions.torch``."""
-    fields: dict[str, Any] = {}
-    for key, value in facts.items():
-        nested = flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-        fields |= nested
-    return fields
 
 
 def _redacted(run: Run) -> bool:

@@ -87,8 +87,8 @@ def part(outlook: Outlook, cell: Cell, anchor: str, lines: tuple[str, str], flip
         next_step=sentences.next_step(outlook, cell) if cell["decision"] == Decision.INCONCLUSIVE else "",
         pairs=_pairs(cell),
         facts=_facts(cell),
-        evidence=_without_task(tables.evidence(outlook, [cell])),
-        loaded=tables.loaded(outlook, [cell]),
+        evidence=tables.evidence(cell),
+        loaded=tables.loaded(cell),
         memory=_memory(outlook, cell),
         payoff=payoff,
         payoff_note=note,
@@ -148,10 +148,6 @@ def _row(table: Table) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _without_task(table: Table) -> Table:
-    return Table(table.title, table.columns[1:], tuple(row[1:] for row in table.rows), words=table.words - 1)
-
-
 def _memory(outlook: Outlook, cell: Cell) -> Table:
     """The cell's memory, a quantity a row, each with where it comes from."""
     engine = (outlook.verdict.get("engine") or {}).get("name")
@@ -165,11 +161,11 @@ def _memory(outlook: Outlook, cell: Cell) -> Table:
         "process peak (measured)": f"{Source.ENGINE}: {sentences.PEAK_SCOPE}",
         "tokens in equal bytes (read back)": Source.ENGINE,
     }
-    table = tables.memory(outlook, [cell])
+    table = tables.memory(cell)
     rows = tuple(
         (column.partition(" (")[0], sources.get(column, f"{Source.SIMULATED}: by formula"), text)
         for row in table.rows
-        for column, text in zip(table.columns[1:], row[1:], strict=True)
+        for column, text in zip(table.columns, row, strict=True)
         if text != MISSING
     )
     return Table(table.title, ("", "where it comes from", "this cell"), rows, words=2)

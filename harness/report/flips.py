@@ -42,7 +42,7 @@ class Flips:
     def __init__(self, samples: pd.DataFrame) -> None:
         self._full: dict[tuple[str, str], dict[str, Row]] = {}
         self._cells: dict[tuple[str, str, str], list[Row]] = {}
-        for row in samples.to_dict("records"):
+        for row in _differing(samples).to_dict("records"):
             column = row["task"], row["mode"]
             if row["role"] == "baseline":
                 self._full.setdefault(column, {})[row["sample_id"]] = row
@@ -58,6 +58,18 @@ class Flips:
             if change := _change(row, full):
                 found.append((change, str(row["sample_id"]), row, full))
         return tuple(_flip(row, full, change) for change, _, row, full in sorted(found, key=lambda one: one[:2]))
+
+
+def _differing(samples: pd.DataFrame) -> pd.DataFrame:
+    """The candidates' samples that may have flipped, and the full cache's of the same ids: of many samples these are few."""
+    if samples.empty:
+        return samples
+    alike = (samples["score"] == samples["baseline_score"]) & (samples["state"] == samples["baseline_state"])
+    if "degenerate" in samples:
+        alike &= samples["degenerate"].ne(True)
+    differ = (samples["role"] == "candidate") & ~alike
+    full = (samples["role"] == "baseline") & samples["sample_id"].isin(samples.loc[differ, "sample_id"])
+    return samples[differ | full]
 
 
 def _change(row: Row, full: Row) -> float:

@@ -109,3 +109,12 @@ def shorten(text: str, limit: int, mark: str = "…") -> str:
         return text
     room = max(limit - len(mark), 2)
     return text[: room - room // 2] + mark + text[len(text) - room // 2 :]
+
+
+def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested mapping as fields: ``engine.versions.torch``."""
+    fields: dict[str, Any] = {}
+    for key, value in facts.items():
+        nested = flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        fields |= nested
+    return fields

@@ -10,6 +10,7 @@ from harness.report import sentences
 from harness.report.format import (
     MISSING,
     count,
+    flat,
     general,
     interval,
     missing,
@@ -196,30 +197,25 @@ def next_steps(outlook: Outlook) -> Table:
     return Table("What to do next", ("strategy", "task", DECISION, "what would settle it"), rows, words=4)
 
 
-def evidence(outlook: Outlook, cells: list[Cell]) -> Table:
-    """What each layer says it did, each task a row."""
+def evidence(cell: Cell) -> Table:
+    """What each layer says it did."""
     rows = tuple(
         (
-            outlook.label(at(cell)),
             item.get("layer", MISSING),
             plain(item.get("acted")),
             item.get("why") or MISSING,
             plain(item.get("facts") or {}),
         )
-        for cell in cells
         for item in cell.get("evidence") or ()
     )
-    return Table("Did the layers act?", ("task", "layer", "acted", "in its own words", "facts"), rows, words=5)
+    return Table("Did the layers act?", ("layer", "acted", "in its own words", "facts"), rows, words=4)
 
 
-def loaded(outlook: Outlook, cells: list[Cell]) -> Table:
-    """What the engine was found to be for this strategy, beside the baseline; without rows where no task says more of it."""
-    rows = {}
-    for cell in cells:
-        ours, theirs = cell.get("loaded_baseline") or {}, cell.get("loaded") or {}
-        for key in dict.fromkeys((*ours, *theirs)):
-            rows[(key, _fact(ours.get(key)), _fact(theirs.get(key)))] = None
-    return Table("Read back from the engine", ("fact", "full", "with the strategy"), tuple(rows), words=3)
+def loaded(cell: Cell) -> Table:
+    """What the engine was found to be for this strategy, beside the baseline."""
+    ours, theirs = cell.get("loaded_baseline") or {}, cell.get("loaded") or {}
+    rows = tuple((key, _fact(ours.get(key)), _fact(theirs.get(key))) for key in dict.fromkeys((*ours, *theirs)))
+    return Table("Read back from the engine", ("fact", "full", "with the strategy"), rows, words=3)
 
 
 def _fact(value: Any) -> str:
@@ -228,34 +224,29 @@ def _fact(value: Any) -> str:
     )
 
 
-def memory(outlook: Outlook, cells: list[Cell]) -> Table:
-    """Formula, storage and peak side by side; each column says whether it is predicted or measured."""
-    columns = ("task", "tokens kept", "formula B/token (predicted)", "stored B/token (measured)", "stored / formula")
+def memory(cell: Cell) -> Table:
+    """Formula, storage and peak side by side; each column says whether it is predicted or measured. No row if none was told."""
+    columns = ("tokens kept", "formula B/token (predicted)", "stored B/token (measured)", "stored / formula")
     columns += ("scratch copy B/token", "process peak (measured)", "deployed B/token (predicted)")
     columns += ("full cache deployed B/token", "KV share", "tokens in equal bytes (read back)")
-    rows = []
-    for cell in cells:
-        held = cell.get("memory")
-        if held is None:
-            continue
-        formula, stored = held.get("formula_bytes_per_token"), held.get("stored_bytes_per_token")
-        known = not missing(formula) and not missing(stored) and formula
-        rows.append(
-            (
-                outlook.label(at(cell)),
-                percent(held.get("kept_fraction")),
-                count(formula),
-                count(stored),
-                number(stored / formula) if known else MISSING,
-                count(held.get("working_bytes_per_token")),
-                size(held.get("peak_bytes")),
-                count(held.get("deploy_bytes_per_token")),
-                count(held.get("deploy_full_bytes_per_token")),
-                percent(fraction(cell)),
-                MISSING if missing(ratio := cell.get("capacity_ratio")) else f"{ratio:.2f} ×",
-            )
-        )
-    return Table("Memory", columns, tuple(rows))
+    held = cell.get("memory")
+    if held is None:
+        return Table("Memory", columns, ())
+    formula, stored = held.get("formula_bytes_per_token"), held.get("stored_bytes_per_token")
+    known = not missing(formula) and not missing(stored) and formula
+    row = (
+        percent(held.get("kept_fraction")),
+        count(formula),
+        count(stored),
+        number(stored / formula) if known else MISSING,
+        count(held.get("working_bytes_per_token")),
+        size(held.get("peak_bytes")),
+        count(held.get("deploy_bytes_per_token")),
+        count(held.get("deploy_full_bytes_per_token")),
+        percent(fraction(cell)),
+        MISSING if missing(ratio := cell.get("capacity_ratio")) else f"{ratio:.2f} ×",
+    )
+    return Table("Memory", columns, (row,))
 
 
 def provenance(outlook: Outlook) -> tuple[Table, ...]:
@@ -276,10 +267,5 @@ def provenance(outlook: Outlook) -> tuple[Table, ...]:
     return tuple(Table(title, ("fact", "value"), _facts(facts), words=2) for title, facts in parts.items())
 
 
-def _facts(facts: Mapping[str, Any], prefix: str = "") -> tuple[tuple[str, str], ...]:
-    """A nested mapping as rows: ``versions.torch``."""
-    rows: list[tuple[str, str]] = []
-    for key, value in facts.items():
-        name = f"{prefix}{key}"
-        rows += _facts(value, f"{name}.") if isinstance(value, Mapping) else [(name, plain(value))]
-    return tuple(rows)
+def _facts(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, plain(value)) for name, value in flat(facts).items())
