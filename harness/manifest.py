@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness import provenance
 from harness.places import Place, place, write_atomic
@@ -126,6 +126,15 @@ def find(run: str, results_dir: Place, *files: str) -> Place:
     known = sorted({found.parent.name for file in files for found in (results_dir / "runs").glob(f"*/{file}")})
     there = f"; there are {', '.join(known[-8:])}" if known else ""
     raise BadInput(f"run must be a run folder or the name of a run in {results_dir}/runs, got {run!r}{there}")
+
+
+Found = TypeVar("Found", bound=tuple[Any, ...])
+
+
+def nearest(found: Iterable[Found], manifest: Mapping[str, Any]) -> Found | None:
+    """Of tuples that begin with a manifest the newest, of the same engine's first; None if there is none."""
+    engine = manifest["engine"]["name"]
+    return max(found, key=lambda one: (one[0]["engine"]["name"] == engine, one[0]["created"]), default=None)
 
 
 def load(run: str, results_dir: Place) -> tuple[Place, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness import manifest as manifests
 from harness.types import canonical
 
 Benches = Sequence[tuple[Mapping[str, Any], ...]]
@@ -13,17 +14,18 @@ Benches = Sequence[tuple[Mapping[str, Any], ...]]
 
 def of(benches: Benches, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -> dict[str, Any] | None:
     """The newest measurement of the same layers on the same weights, the same engine's first; None if there is none."""
-    found = [
-        (bench["engine"]["name"] == manifest["engine"]["name"], bench["created"], _told(bench, one))
+    found = (
+        (bench, one)
         for bench, payoff in benches
         if "points" in bench
-        and bench["created"]
-        == payoff["created"]  # one that goes on under an old name has an older one's figures beside it
+        # a timed run that goes on under an old name has an older one's figures beside it
+        and bench["created"] == payoff["created"]
         and bench["model"]["weights_sha"] == manifest["model"]["weights_sha"]
         for one in payoff["candidates"]
         if one["strategy"] in _named(bench, stack)
-    ]
-    return max(found, key=lambda one: one[:2])[2] if found else None
+    )
+    best = manifests.nearest(found, manifest)
+    return best and _told(*best)
 
 
 def _named(bench: Mapping[str, Any], stack: Mapping[str, Any]) -> set[str]:

@@ -20,11 +20,9 @@ def of(runs: Runs, manifest: Mapping[str, Any], stack: Mapping[str, Any]) -> dic
             continue
         cells = [cell for group in run["groups"] for cell in group["cells"] if cell["role"] == "candidate"]
         names = {cell["strategy"] for cell in cells if canonical(cell["stack"]) == canonical(stack)}
-        for entry in verdict["strategies"]:
-            if entry["name"] in names:
-                same = run["engine"]["name"] == manifest["engine"]["name"]
-                found.append((same, run["created"], _quality(run, verdict, entry)))
-    return max(found, key=lambda one: one[:2])[2] if found else None
+        found += [(run, verdict, entry) for entry in verdict["strategies"] if entry["name"] in names]
+    best = manifests.nearest(found, manifest)
+    return best and _quality(*best)
 
 
 def _quality(run: Mapping[str, Any], verdict: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
