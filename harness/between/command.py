@@ -41,13 +41,9 @@ def _command(names: Sequence[str], config: Mapping[str, Any]) -> str:
 
 
 def _typed(value: Any) -> str:
-    return (
-        f"[{','.join(value)}]"
-        if isinstance(value, list)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
+    if isinstance(value, list):
+        return f"[{','.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _problems(config: Mapping[str, Any]) -> list[str]:
