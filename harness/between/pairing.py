@@ -129,11 +129,22 @@ def _other_measure(runs: tuple[Run, Run], key: Key, rescore: bool) -> str | None
         )
     before, after = ours.get("options", {}), theirs.get("options", {})
     changed = [
-        f"task.{option} is another in {b}"
+        f"task.{option} is {_told(before.get(option), after.get(option), a, b)}"
         for option in dict.fromkeys((*before, *after))
         if option not in ADDRESSES and before.get(option) != after.get(option)
     ]
     return "; ".join(changed) or None
+
+
+def _told(before: Any, after: Any, a: str, b: str) -> str:
+    """Numbers as they are. An option's words may be a user's own text, which a redacted report must not show."""
+    if _numbers(before) and _numbers(after):
+        return f"{before} in {a}, {after} in {b}"
+    return f"another in {b}"
+
+
+def _numbers(value: Any) -> bool:
+    return all(map(_numbers, value)) if isinstance(value, list) else isinstance(value, int | float)
 
 
 def _other_items(runs: tuple[Run, Run], key: Key) -> str:
