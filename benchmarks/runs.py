@@ -17,8 +17,10 @@ import yaml
 
 from harness import manifest as manifests
 from harness import provenance
+from harness.groups import read_run
 from harness.judge import judge, report_gate
 from harness.store import ResultStore
+from harness.table import to_table
 
 MODEL = {  # conf/model/smollm2.yaml
     "name": "smollm2",
@@ -77,5 +79,5 @@ def kvgate(results_dir: str, name: str, *words: str) -> tuple[dict[str, Any], pd
     command = [sys.executable, "-m", "harness.cli", "run", *words, f"name={name}", f"results_dir={results_dir}"]
     subprocess.run(command, check=True, stdout=sys.stderr)
     _, manifest = manifests.load(str(Path(results_dir) / "runs" / name), Path(results_dir))
-    verdict, samples, _ = judge(ResultStore(Path(results_dir)), manifest, report_gate(manifest["gate"], {}))
-    return verdict, samples
+    stored = read_run(ResultStore(Path(results_dir)), manifest)
+    return judge(stored, report_gate(manifest["gate"], {})), to_table(stored.groups)

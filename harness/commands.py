@@ -16,12 +16,16 @@ import yaml
 from harness import compare, privacy
 from harness import manifest as manifests
 from harness import report as reports
+from harness.groups import RunRecords, read_run
 from harness.judge import candidates, judge, report_gate, results_of, strict_exit
 from harness.places import Place, place, write_atomic
 from harness.store import ResultStore
+from harness.table import to_table
 from harness.types import BadInput, Gate, strangers
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from harness.plan import Job, Plan
     from harness.sweep.kinds import Outcome
 
@@ -146,13 +150,19 @@ def _judge_and_write(
     rescore: bool = False,
 ) -> dict[str, Any]:
     with _uncollected():
-        verdict, records, damaged = judge(store, manifest, gate, compared=compared, rescore=rescore)
-        if manifest["privacy"] == "redact":
-            verdict, records = privacy.redact(verdict, records, manifest, damaged)
+        verdict, records = _judged(read_run(store, manifest, rescore=rescore), gate, compared)
         write_atomic(folder / "verdict.json", json.dumps(verdict, indent=1, ensure_ascii=False, allow_nan=False))
         reports.write(folder, verdict, records)
     _tell_ci(verdict)
     return verdict
+
+
+def _judged(run: RunRecords, gate: Gate, compared: Sequence[str]) -> tuple[dict[str, Any], pd.DataFrame]:
+    """verdict.json and one row a cell and sample, as they may be shown."""
+    verdict, records = judge(run, gate, compared), to_table(run.groups)
+    if run.manifest["privacy"] == "redact":
+        return privacy.redact(verdict, records, run.manifest, run.damaged)
+    return verdict, records
 
 
 @contextmanager

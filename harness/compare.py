@@ -26,7 +26,6 @@ from harness.verdict import (
     deciding_test,
     is_clustered,
     points,
-    reference_test,
     sort_pairs,
 )
 
@@ -197,7 +196,7 @@ def _faults(one: ComparisonInput, sorted_pairs: SortedPairs) -> list[str]:
         check_prompts(sorted_pairs),
         _check_acted(sorted_pairs),
         check_left_out(sorted_pairs, one.b, one.a),
-        check_noise(reference_test(one.cell, one.cell.noise)),
+        check_noise(one.cell.noise_test),
     )
     return [reason for reason in checks if reason]
 
@@ -255,7 +254,7 @@ def _check_sight(facts: Comparison, one: ComparisonInput) -> str | None:
             f"the better of the two scores {best:.3f}, not more than {HEADROOM} margins of {margin:.3f} above chance "
             f"({one.cell.chance:.3f})."
         )
-    blind = check_control(reference_test(one.cell, one.cell.control), one.gate.alpha)
+    blind = check_control(one.cell.control_test, one.gate.alpha)
     return blind and blind[0].lower() + blind[1:]
 
 

@@ -1,142 +1,46 @@
-"""From stored records to verdict.json and the table of samples: pairs them, counts the look, and asks ``verdict``."""
+"""From stored records to verdict.json: pairs them, counts the look, and asks ``verdict``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
-import pandas as pd
-
 from harness import payoffs
-from harness import samples as sample_files
 from harness.compare import ComparisonInput, compare
-from harness.excerpts import excerpt
-from harness.make import make
-from harness.pairs import is_degenerate, pair_up
+from harness.groups import CellRecords, GroupRecords, RunRecords
 from harness.parts import Part, parts
 from harness.pass_at_k import pass_at_k
 from harness.places import Place
-from harness.store import Damage, ResultStore
+from harness.store import ResultStore
 from harness.types import (
     BadInput,
     Decision,
     Gate,
     Generation,
-    Pair,
-    Record,
-    Sample,
     State,
     canonical,
     digest,
-    well_formed,
 )
 from harness.verdict import CellInput, CellVerdict, even, judge_cell, judge_ladders, judge_strategy
-from tasks.base import Task
 
 SCHEMA = "kvgate.verdict/1"
 NAMED = 5  # samples that failed, of a task
 
 
-@dataclass(frozen=True)
-class CellRecords:
-    """One planned cell with what the store holds for it, by sample id."""
-
-    planned: Mapping[str, Any]
-    records: Mapping[str, Record]
-    loaded: Mapping[str, Any] = field(default_factory=dict)  # what the engine was found to be
-
-
-@dataclass(frozen=True)
-class GroupRecords:
-    """One group of the manifest with its samples and records."""
-
-    planned: Mapping[str, Any]
-    mode: str
-    task: Task
-    samples: Sequence[Sample]
-    cells: Sequence[CellRecords]
-
-    def role(self, role: str) -> CellRecords | None:
-        return next((cell for cell in self.cells if cell.planned["role"] == role), None)
-
-    @property
-    def candidates(self) -> dict[str, CellRecords]:
-        return {cell.planned["strategy"]: cell for cell in self.cells if cell.planned["role"] == "candidate"}
-
-    @cached_property
-    def baseline(self) -> CellRecords:
-        baseline = self.role("baseline")
-        assert baseline is not None
-        return baseline
-
-    @cached_property
-    def noise(self) -> tuple[Pair, ...]:
-        """The baseline against itself in another batch composition."""
-        return even(self._reference("noise"))
-
-    @cached_property
-    def control(self) -> tuple[Pair, ...]:
-        """The baseline against what must hurt."""
-        return self._reference("control")
-
-    def kernel(self, cell: CellRecords) -> tuple[Pair, ...]:
-        """The baseline against itself on the kernels that ``cell`` was computed with, if it was run so."""
-        mine = (one for one in self.cells if one.planned["role"] == "kernel")
-        same = next((one for one in mine if one.loaded.get("attention") == cell.loaded.get("attention")), None)
-        return self._against(same)
-
-    def _reference(self, role: str) -> tuple[Pair, ...]:
-        return self._against(self.role(role))
-
-    def _against(self, other: CellRecords | None) -> tuple[Pair, ...]:
-        """Pairs whose two sides saw the same prompt; others say nothing about noise or harm."""
-        return tuple(pair for pair in _pairs(self, other) if pair.prompts_agree) if other else ()
-
-
-def judge(
-    store: ResultStore, manifest: Mapping[str, Any], gate: Gate, *, compared: Sequence[str] = (), rescore: bool = False
-) -> tuple[dict[str, Any], pd.DataFrame, list[Damage]]:
-    """Judge every cell of a run from stored facts.
+def judge(run: RunRecords, gate: Gate, compared: Sequence[str] = ()) -> dict[str, Any]:
+    """verdict.json: every cell of a run, judged from stored facts.
 
     Args:
-        store: Where the cells are.
-        manifest: The run's ``run.json``.
+        run: What the store holds of it.
         gate: What counts as good enough; the run's own gate, or another.
         compared: Strategies that are compared with each other, every two of them; none if empty.
-        rescore: Judge the stored responses again with the tasks' scorers as they are now.
-
-    Returns:
-        verdict.json as a dict, one row a cell and sample, and the records that were damaged.
     """
-    groups, damaged = read_groups(store, manifest, rescore)
-    return judge_groups(store, manifest, groups, gate, compared, rescore, damaged), _table(groups), damaged
-
-
-def read_groups(
-    store: ResultStore, manifest: Mapping[str, Any], rescore: bool = False
-) -> tuple[list[GroupRecords], list[Damage]]:
-    """What the store holds of a run, and the records that were damaged."""
-    damaged: list[Damage] = []
-    several_seeds = len({group["seed"] for group in manifest["groups"]}) > 1
-    return [_read(store, group, several_seeds, rescore, damaged) for group in manifest["groups"]], damaged
-
-
-def judge_groups(
-    store: ResultStore,
-    manifest: Mapping[str, Any],
-    groups: Sequence[GroupRecords],
-    gate: Gate,
-    compared: Sequence[str],
-    rescore: bool,
-    damaged: Sequence[Damage],
-) -> dict[str, Any]:
-    """verdict.json of a run whose groups were read; arguments as of ``judge``."""
+    store, manifest, groups = run.store, run.manifest, run.groups
     gating = gate.tasks or tuple(dict.fromkeys(g.planned["label"] for g in groups if not g.task.fidelity))
-    notes = [*manifest.get("notes", ()), *manifest.get("lost", ()), *_notes(manifest, gate, compared, rescore)]
+    notes = [*manifest.get("notes", ()), *manifest.get("lost", ()), *_notes(manifest, gate, compared, run.rescored)]
     cells: list[tuple[CellVerdict, dict[str, Any]]] = []
     pairs: list[ComparisonInput] = []
     for group in groups:
@@ -172,36 +76,9 @@ def judge_groups(
         "cells": [facts for _, facts in cells],
         "pass_at_k": [facts for group in groups for facts in _pass_at_k(group, manifest)],
         "comparisons": [asdict(comparison) for comparison in compare(pairs)],
-        "notes": [*dict.fromkeys([*notes, *_engine_notes(groups), *_failure_notes(groups)]), *map(str, damaged)],
+        "notes": [*dict.fromkeys([*notes, *_engine_notes(groups), *_failure_notes(groups)]), *map(str, run.damaged)],
         "reused": _reused(groups, manifest.get("reused", ())),
     }
-
-
-def _read(
-    store: ResultStore, planned: Mapping[str, Any], several_seeds: bool, rescore: bool, damaged: list[Damage]
-) -> GroupRecords:
-    task: Task = make(planned["task"], "task")
-    file = store.root / "samples" / planned["samples_file"]
-    samples = sample_files.load(file)
-    wanted = {sample.id: sample for sample in samples}
-    hashes = {sample.id: sample.hash for sample in samples}
-    cells = []
-    for cell in planned["cells"]:
-        mine, lines = store.cell(cell["address"]).read(hashes)
-        damaged += lines
-        if rescore:
-            mine = {key: _rescored(task, wanted[key], record) for key, record in mine.items()}
-        cells.append(CellRecords(cell, mine, store.cell(cell["address"]).loaded()))
-    chunked = " chunked" if planned["prefill"] == "chunked" else ""
-    begun = planned.get("start", "cold")  # runs of before there was a choice
-    mode = (
-        planned["compress"]
-        + chunked
-        + ("" if begun == "cold" else f" {begun}")
-        + (" own history" if planned.get("history") == "own" else "")
-        + (f" seed={planned['seed']}" if several_seeds else "")
-    )
-    return GroupRecords(planned, mode, task, samples, cells)
 
 
 def _reused(groups: Sequence[GroupRecords], addresses: Collection[str]) -> list[dict[str, str]]:
@@ -212,19 +89,6 @@ def _reused(groups: Sequence[GroupRecords], addresses: Collection[str]) -> list[
         for cell in group.cells
         if cell.planned["address"] in addresses
     ]
-
-
-def _rescored(task: Task, sample: Sample, record: Record) -> Record:
-    if record.response is None:
-        return record
-    score = task.score(sample, record.response)
-    return replace(record, state=score.state, score=score.value, answer=score.answer, parts=score.parts)
-
-
-def _pairs(group: GroupRecords, other: CellRecords, against: CellRecords | None = None) -> tuple[Pair, ...]:
-    """Each sample as the baseline, or the cell that stands in its place, and another cell saw it."""
-    history = group.planned.get("history", "reference")
-    return pair_up(group.samples, (against or group.baseline).records, other.records, history)
 
 
 def _look(store: ResultStore, group: GroupRecords, cell: CellRecords, gate: Gate, notes: list[str]) -> tuple[int, Gate]:
@@ -263,7 +127,7 @@ def _cell_input(group: GroupRecords, cell: CellRecords, look: int) -> CellInput:
         strategy=cell.planned["strategy"],
         task=group.planned["label"],
         mode=group.mode,
-        pairs=_pairs(group, cell),
+        pairs=group.pairs(cell),
         noise=group.noise,
         control=group.control,
         planned_n=group.planned["n"],
@@ -288,7 +152,7 @@ def _comparison_inputs(
     for a, b in combinations(here, 2):
         (look, gate), (other_look, other_gate) = looks[a], looks[b]
         cell = _cell_input(group, group.candidates[a], min(look, other_look))
-        cell = replace(cell, pairs=even(_pairs(group, group.candidates[a], against=group.candidates[b])))
+        cell = replace(cell, pairs=even(group.pairs(group.candidates[a], against=group.candidates[b])))
         stricter = min(gate, other_gate, key=lambda gate: gate.alpha / gate.looks)
         inputs.append(ComparisonInput(b, cell, stricter))
     return inputs
@@ -572,61 +436,6 @@ def _notes(manifest: Mapping[str, Any], gate: Gate, compared: Sequence[str], res
     if rescore:
         notes.append("stored responses were scored again with the scorers of this version")
     return notes
-
-
-def _table(groups: Sequence[GroupRecords]) -> pd.DataFrame:
-    rows = [row for group in groups for row in _rows(group)]
-    return pd.DataFrame(
-        [{name: well_formed(fact) if type(fact) is str else fact for name, fact in row.items()} for row in rows]
-    )
-
-
-def _rows(group: GroupRecords) -> list[dict[str, Any]]:
-    rows = []
-    excerpts = {sample.id: excerpt(sample) for sample in group.samples}
-    for cell in group.cells:
-        for sample in group.samples:
-            record, reference = cell.records.get(sample.id), group.baseline.records.get(sample.id)
-            response = record.response if record else None
-            rows.append(
-                {
-                    "strategy": cell.planned["strategy"],
-                    "role": cell.planned["role"],
-                    "task": group.planned["label"],
-                    "mode": group.mode,
-                    "seed": group.planned["seed"],
-                    "cell": cell.planned["address"],
-                    "sample_id": sample.id,
-                    "sample_hash": sample.hash,
-                    "prompt_hash": record.prompt_hash if record else "",
-                    "state": record.state if record else State.NOT_RUN,
-                    "score": record.score if record else None,
-                    "baseline_score": reference.score if reference else None,
-                    "baseline_state": reference.state if reference else State.NOT_RUN,
-                    "answer": record.answer if record else "",
-                    "baseline_answer": reference.answer if reference else "",
-                    "expected": ", ".join(sample.answers),
-                    "excerpt": excerpts[sample.id],
-                    "text": response.text if response else "",
-                    "finish": response.finish if response else "",
-                    "output_tokens": response.output_tokens if response else None,
-                    "thinking_tokens": response.thinking_tokens if response else None,
-                    "thinking_cut": response.thinking_cut if response else None,
-                    "prompt_tokens": sample.meta.get("prompt_tokens"),
-                    "length": sample.meta.get("length"),
-                    "depth": sample.meta.get("depth"),
-                    "acted": all(evidence.acted for evidence in record.evidence) if record else None,
-                    "error": record.error if record else "",
-                    "fault": record.fault if record else None,
-                    "degenerate": is_degenerate(record),
-                    "token_ids": list(response.token_ids) if response else None,
-                    "fidelity": response.fidelity if response else None,
-                    "parts": dict(record.parts) if record else None,
-                    "evidence": [dict(vars(evidence)) for evidence in record.evidence] if record else None,
-                    "memory": dict(vars(record.memory)) if record and record.memory else None,
-                }
-            )
-    return rows
 
 
 def report_gate(promised: Mapping[str, Any], changes: Mapping[str, Any]) -> Gate:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from harness import manifest as manifests
+from harness.groups import CellRecords, read_run
 from harness.judge import judge, report_gate, results_of
 from harness.places import Place, place
 from harness.report.format import number, signed
@@ -82,11 +82,10 @@ def look(run: str, results_dir: Place) -> View:
     """The run as it stands in the store. Raises BadInput if there is no such run."""
     folder, manifest = manifests.load(run, results_dir)
     store = ResultStore(results_of(folder))
-    verdict, records, _ = judge(store, manifest, report_gate(manifest["gate"], {}))
+    stored = read_run(store, manifest)
+    verdict = judge(stored, report_gate(manifest["gate"], {}))
     judged = {cell["address"]: cell for cell in verdict["cells"]}
-    answered = Counter(records["cell"][records["state"] != State.NOT_RUN] if len(records) else ())
-    # by cell address, the samples of each group that have an answer
-    answers = [{cell["address"]: answered[cell["address"]] for cell in group["cells"]} for group in manifest["groups"]]
+    answers = [{cell.planned["address"]: _answered(cell) for cell in group.cells} for group in stored.groups]
     whole = [_is_whole(group, mine, judged) for group, mine in zip(manifest["groups"], answers, strict=True)]
     lines = [
         _line(group, cell["strategy"], mine[cell["address"]], judged[cell["address"]], shown)
@@ -103,6 +102,10 @@ def look(run: str, results_dir: Place) -> View:
     lost = manifest.get("lost") or (given_up(store.job(job)) if job else ())
     ended = _ended(folder, manifest)
     return View(manifest["name"], done, total, len(whole), sum(whole), tuple(lines), ended, tuple(lost))
+
+
+def _answered(cell: CellRecords) -> int:
+    return sum(record.state is not State.NOT_RUN for record in cell.records.values())
 
 
 def _is_whole(group: Mapping[str, Any], answers: Mapping[str, int], judged: Mapping[str, Mapping[str, Any]]) -> bool:

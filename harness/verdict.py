@@ -7,9 +7,9 @@ deciding test looks at the units' differences and at nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Self
 
 import numpy as np
@@ -44,6 +44,24 @@ class CellInput:
     fidelity: bool  # teacher-forced: measured, never judged
     fidelity_measures: Mapping[str, float]
     kernel: tuple[Pair, ...] = ()
+
+    @cached_property
+    def noise_test(self) -> DecidingTest:
+        """The same test on the baseline's own noise,"""
+        return self._reference_test(self.noise)
+
+    @cached_property
+    def control_test(self) -> DecidingTest:
+        """on the positive control,"""
+        return self._reference_test(self.control)
+
+    @cached_property
+    def kernel_test(self) -> DecidingTest:
+        """and on the baseline with other kernels."""
+        return self._reference_test(self.kernel)
+
+    def _reference_test(self, pairs: Sequence[Pair]) -> DecidingTest:
+        return deciding_test(self, sort_pairs(pairs).used)
 
 
 @dataclass(frozen=True)
@@ -179,7 +197,7 @@ def _is_infrastructure(state: State, fault: Fault | None) -> bool:
     return state is State.FAILED and fault != "model"
 
 
-def _right(score: float | None, state: State) -> float:
+def right(score: float | None, state: State) -> float:
     """Score for the deciding test. An answer that was never finished is not right, on either side."""
     if state is not State.SCORED:
         return 0.0
@@ -300,28 +318,37 @@ def deciding_test(cell: CellInput, used: Sequence[Pair]) -> DecidingTest:
     """
     used = () if cell.fidelity else used  # teacher-forced samples have no score
     baseline, candidate = _sides(used)
-    if is_clustered(cell):
-        names = [_cluster(p) for p in used]
-        return _BettingTest(stats.cluster_means(baseline, names), stats.cluster_means(candidate, names))
-    if cell.graded:
-        return _BettingTest(np.array(baseline), np.array(candidate))
-    if odd := {*baseline, *candidate} - {0.0, 1.0}:
+    clusters = [cluster_of(pair) for pair in used] if is_clustered(cell) else None
+    if clusters is None and not cell.graded and (odd := {*baseline, *candidate} - {0.0, 1.0}):
         raise ValueError(f"task {cell.task} is not graded, so its scores must be 0 or 1, got {sorted(odd)}")
-    return _FlipTest(np.array(baseline), np.array(candidate))
+    return test_of(baseline, candidate, clusters, graded=cell.graded)
+
+
+def test_of(
+    baseline: Sequence[float], candidate: Sequence[float], clusters: Sequence[Hashable] | None, graded: bool
+) -> DecidingTest:
+    """The test of scores in [0, 1], two for each sample, and of the cluster that each is in; None: they stand alone."""
+    if clusters is not None:
+        return _BettingTest(stats.cluster_means(baseline, clusters), stats.cluster_means(candidate, clusters))
+    return (_BettingTest if graded else _FlipTest)(np.array(baseline), np.array(candidate))
 
 
 def _sides(used: Iterable[Pair]) -> tuple[list[float], list[float]]:
     """Scores of baseline and candidate as they are tested."""
     used = tuple(used)
-    baseline = [_right(p.baseline, p.baseline_state) for p in used]
-    return baseline, [0.0 if _breaks(p) else _right(p.candidate, p.candidate_state) for p in used]
+    return [right(p.baseline, p.baseline_state) for p in used], [candidate_score(p, p.candidate) for p in used]
+
+
+def candidate_score(pair: Pair, score: float | None) -> float:
+    """A score of the candidate as it is tested: an answer whose form it alone broke is not right."""
+    return 0.0 if _breaks(pair) else right(score, pair.candidate_state)
 
 
 def is_clustered(cell: CellInput) -> bool:
-    return len({_cluster(p) for p in cell.pairs}) < len(cell.pairs)
+    return len({cluster_of(p) for p in cell.pairs}) < len(cell.pairs)
 
 
-def _cluster(pair: Pair) -> tuple[str, str]:
+def cluster_of(pair: Pair) -> tuple[str, str]:
     """The cluster's name, or the sample's own where it stands alone."""
     return ("cluster", pair.cluster) if pair.cluster else ("sample", pair.sample_id)
 
@@ -352,14 +379,14 @@ def harm_level(gate: Gate) -> float:
 
 def _whole_units(pairs: Sequence[Pair]) -> _Units:
     """The units before the first, in order, with a sample that has not finished on both sides."""
-    unfinished = {_cluster(pair) for pair in pairs if State.NOT_RUN in (pair.baseline_state, pair.candidate_state)}
+    unfinished = {cluster_of(pair) for pair in pairs if State.NOT_RUN in (pair.baseline_state, pair.candidate_state)}
     whole: set[tuple[str, str]] = set()
     for pair in pairs:
-        if _cluster(pair) in unfinished:
+        if cluster_of(pair) in unfinished:
             break
-        whole.add(_cluster(pair))
-    used = sort_pairs(pair for pair in pairs if _cluster(pair) in whole).used
-    clusters = [_cluster(pair) for pair in used]
+        whole.add(cluster_of(pair))
+    used = sort_pairs(pair for pair in pairs if cluster_of(pair) in whole).used
+    clusters = [cluster_of(pair) for pair in used]
     baseline, candidate = (stats.cluster_means(side, clusters) for side in _sides(used))
     return _Units(baseline, candidate)
 
@@ -417,9 +444,9 @@ def _describe(
         lost=test.lost,
         lost_pairs=sum(_is_lost(p) for p in used),
         flip_rate=test.flip_rate,
-        noise_flip_rate=reference_test(cell, cell.noise).flip_rate,
-        control_delta=reference_test(cell, cell.control).delta,
-        kernel_delta=reference_test(cell, cell.kernel).delta,
+        noise_flip_rate=cell.noise_test.flip_rate,
+        control_delta=cell.control_test.delta,
+        kernel_delta=cell.kernel_test.delta,
         n_needed=None,
         n_needed_observed=None,
         min_margin=None,
@@ -462,14 +489,9 @@ def even(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
     )
 
 
-def reference_test(cell: CellInput, pairs: Sequence[Pair]) -> DecidingTest:
-    """The same test on the baseline's own noise or on the positive control."""
-    return deciding_test(cell, sort_pairs(pairs).used)
-
-
 def _void_reasons(cell: CellInput, gate: Gate, facts: CellVerdict, sorted_pairs: SortedPairs) -> list[str]:
     """Every reason why no conclusion can be drawn from this comparison, as one sentence each."""
-    unseen = check_control(reference_test(cell, cell.control), gate.alpha)
+    unseen = check_control(cell.control_test, gate.alpha)
     return [*_fault_reasons(cell, facts, sorted_pairs), *([unseen] if unseen else [])]
 
 
@@ -480,7 +502,7 @@ def _fault_reasons(cell: CellInput, facts: CellVerdict, sorted_pairs: SortedPair
         _check_acted(sorted_pairs),
         check_left_out(sorted_pairs),
         _check_headroom(facts, cell.chance),
-        check_noise(reference_test(cell, cell.noise)),
+        check_noise(cell.noise_test),
     )
     return [reason for reason in checks if reason]
 

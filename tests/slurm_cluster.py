@@ -59,7 +59,7 @@ def cluster(folder: Path, cpus: int = 2) -> Iterator[Mapping[str, str]]:
                 f"SlurmUser={user}",
                 f"SlurmdUser={user}",
                 "AuthType=auth/munge",
-                f"AuthInfo=socket={folder}/munge.socket",
+                f"AuthInfo=socket={folder}/munge.socket,cred_expire=10",  # so long waits a job that was put back,
                 "CredType=cred/munge",
                 "ProctrackType=proctrack/linuxproc",
                 "TaskPlugin=task/none",

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.degenerate import FEW, SHARE, TIMES, degenerate
-from harness.judge import CellRecords, GroupRecords, _comparison_inputs
+from harness.groups import CellRecords, GroupRecords
+from harness.judge import _comparison_inputs
 from harness.types import Gate, Pair, Record, Response, Sample, State
 from harness.verdict import CellInput, deciding_test, sort_pairs
 

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from harness import worker
 from harness.generation import drawn
+from harness.groups import read_run
 from harness.history import Heard, in_order, link, most_tokens, waves
 from harness.judge import judge
 from harness.manifest import make_manifest
 from harness.plan import Plan, plan
 from harness.store import ResultStore
+from harness.table import to_table
 from harness.types import Generation, Record, Response, Sample, State
 from tests.cli import Kvgate
 from tests.tasks.task_doubles import Pieces
@@ -204,7 +206,8 @@ def test_each_strategy_is_told_what_it_has_said(planned: Any) -> None:
             differ.add(sample.meta["turn"])
         assert mine["noise"][sample.id].prompt_hash == mine["baseline"][sample.id].prompt_hash
     assert differ == {2, 3}  # else the histories were equal and nothing was tested
-    verdict, rows, _ = judge(own.store, make_manifest(own, ["kvgate", "run"]), own.gate)
+    stored = read_run(own.store, make_manifest(own, ["kvgate", "run"]))
+    verdict, rows = judge(stored, own.gate), to_table(stored.groups)
     assert not any("different prompts" in reason for cell in verdict["cells"] for reason in cell["reasons"])
     assert {cell["mode"] for cell in verdict["cells"]} == {"prompt own history"} == set(rows["mode"])
 
@@ -338,6 +341,6 @@ def test_a_real_model_that_lost_the_facts_goes_on_from_what_it_made_up(smollm2: 
         assert told["baseline"] != told["candidate"]
         prompts = {role: made.facts.tokenizer.prompt(heard).hash for role, heard in told.items()}
         assert prompts == {role: found[role][sample.id].prompt_hash for role in prompts}
-    verdict, _, _ = judge(made.store, make_manifest(made, ["kvgate", "run"]), made.gate)
+    verdict = judge(read_run(made.store, make_manifest(made, ["kvgate", "run"])), made.gate)
     (cell,) = verdict["cells"]
     assert (cell["mode"], cell["clusters"]) == ("context own history", 2) and cell["delta"] < 0

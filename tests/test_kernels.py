@@ -11,6 +11,7 @@ import pytest
 
 from harness import kernels
 from harness.engines.hf.engine import HFEngine
+from harness.groups import read_run
 from harness.judge import judge
 from harness.manifest import make_manifest
 from harness.plan import Plan, plan
@@ -55,7 +56,7 @@ def test_other_kernels_get_a_control_of_their_own(planned: Plan) -> None:
     execute(controlled)
     path = loaded(controlled, "kernel")
     path.write_text(json.dumps({**json.loads(path.read_text()), "attention": "OTHER"}))  # as such an engine would tell
-    verdict, _, _ = judge(controlled.store, make_manifest(controlled, ["kvgate run"]), controlled.gate)
+    verdict = judge(read_run(controlled.store, make_manifest(controlled, ["kvgate run"])), controlled.gate)
     (judged,) = verdict["cells"]
     assert judged["kernel_delta"] == 0.0 and judged["n"] == 3
     assert any("attention by OTHER, the baseline's by sdpa" in note for note in verdict["notes"])
@@ -63,7 +64,7 @@ def test_other_kernels_get_a_control_of_their_own(planned: Plan) -> None:
 
 def test_a_strategy_on_the_baselines_kernels_has_no_control(planned: Plan) -> None:
     execute(planned)
-    verdict, _, _ = judge(planned.store, make_manifest(planned, ["kvgate run"]), planned.gate)
+    verdict = judge(read_run(planned.store, make_manifest(planned, ["kvgate run"])), planned.gate)
     assert verdict["cells"][0]["kernel_delta"] is None and not verdict["notes"]
 
 
@@ -77,5 +78,5 @@ def test_a_control_that_cannot_be_run_costs_no_verdict(planned: Plan, monkeypatc
     assert controlled is not None
     note = kernels.run(controlled)
     assert "could not be run on a strategy's attention kernels" in note and "prefill_chunk must be 1 or more" in note
-    verdict, _, _ = judge(controlled.store, make_manifest(controlled, ["kvgate run"], [note]), controlled.gate)
+    verdict = judge(read_run(controlled.store, make_manifest(controlled, ["kvgate run"], [note])), controlled.gate)
     assert verdict["cells"][0]["n"] == 3 and verdict["cells"][0]["kernel_delta"] is None and note in verdict["notes"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.between.runs import Key, Run
 from harness.between.shifts import Shift, effect, measure, shift
-from harness.judge import CellRecords, GroupRecords
+from harness.groups import CellRecords, GroupRecords
 from harness.pairs import pair_up
 from harness.report.outlook import fraction
 from harness.types import Pair, Sample

@@ -13,7 +13,8 @@ import yaml
 
 from harness import manifest as manifests
 from harness import privacy
-from harness.judge import GroupRecords, judge_groups, read_groups, report_gate, results_of
+from harness.groups import GroupRecords, read_run
+from harness.judge import judge, report_gate, results_of
 from harness.places import Place
 from harness.store import ResultStore
 from harness.types import BadInput, strangers
@@ -98,12 +99,12 @@ def _run(name: str, folder: Place, manifest: Mapping[str, Any], config: Mapping[
     gate = report_gate(manifest["gate"], config["gate"])
     if wrong := strangers(gate, {group["label"]: group["fidelity"] for group in manifest["groups"]}):
         raise BadInput(*(f"{name}: {problem}" for problem in wrong))
-    groups, damaged = read_groups(store, manifest, config["rescore"])
-    verdict = judge_groups(store, manifest, groups, gate, (), config["rescore"], damaged)
+    run = read_run(store, manifest, rescore=config["rescore"])
+    verdict = judge(run, gate)
     if manifest["privacy"] == "redact":
-        errors = [record.error for group in groups for cell in group.cells for record in cell.records.values()]
-        verdict = privacy.redact_verdict(verdict, manifest, [*map(str, damaged), *errors])
-    by_key = {(group.planned["label"], group.mode): group for group in groups}
+        errors = [record.error for group in run.groups for cell in group.cells for record in cell.records.values()]
+        verdict = privacy.redact_verdict(verdict, manifest, [*map(str, run.damaged), *errors])
+    by_key = {(group.planned["label"], group.mode): group for group in run.groups}
     asked = {
         key: store.cell(group.baseline.planned["address"]).asked().get("task", {}) for key, group in by_key.items()
     }

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from harness.report.format import missing
 
-encode = json.JSONEncoder(sort_keys=True).encode
+encode = json.JSONEncoder(sort_keys=True, default=vars).encode
 
 OF_MEMORY = "memory_"
 MEMORY = tuple(
@@ -46,7 +46,7 @@ def render(records: pd.DataFrame) -> bytes:
 
     ``parts``, ``fidelity`` and ``evidence`` are JSON texts, because layers differ in what they tell.
     """
-    memory = [{} if missing(held) else held for held in _of(records, "memory")]
+    memory = [vars(held) if held else {} for held in _of(records, "memory")]
     columns = [_column(field, _values(field.name, records, memory)) for field in SCHEMA]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), sink)

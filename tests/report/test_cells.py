@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.groups import read_run
 from harness.judge import judge
 from harness.report import cells, flips, packed, sentences, tables
 from harness.report.format import MISSING
 from harness.report.outlook import Outlook
 from harness.report.page import Page, build
 from harness.store import ResultStore
+from harness.table import to_table
 from harness.types import Gate
 from tests import planted
 
@@ -32,7 +34,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], pd
     """Verdict and samples of a run whose records lie in a store."""
     results = tmp_path_factory.mktemp("results")
     manifest = json.loads((planted.plant(results) / "run.json").read_text())
-    verdict, records, _ = judge(ResultStore(results), manifest, Gate(margin=0.1))
+    stored = read_run(ResultStore(results), manifest)
+    verdict, records = judge(stored, Gate(margin=0.1)), to_table(stored.groups)
     return verdict, records[records["role"].isin(("baseline", "candidate"))]
 
 

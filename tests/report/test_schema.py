@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.compare import Comparison
+from harness.groups import read_run
 from harness.judge import judge
 from harness.parts import Part
 from harness.pass_at_k import PassAtK
@@ -32,7 +33,7 @@ def judged(results: Path, **changes: Any) -> dict[str, Any]:
     """The verdict of the planted run with some of its groups, cells or samples left out."""
     folder = planted.plant(results)
     manifest = {**json.loads((folder / "run.json").read_text()), **changes}
-    found: dict[str, Any] = json.loads(json.dumps(judge(ResultStore(results), manifest, Gate(margin=0.1))[0]))
+    found: dict[str, Any] = json.loads(json.dumps(judge(read_run(ResultStore(results), manifest), Gate(margin=0.1))))
     return found
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from harness.report.format import number, signed
 from harness.report.outlook import Outlook
@@ -21,6 +21,7 @@ from harness.report.plots.theme import QUIET, WIDTH
 
 NAME = "needle_length_depth"
 LEFT, GAP, SQUARE, HEAD = 0.6, 0.12, 0.26, 0.34  # inches
+SIDE = WIDTH - LEFT  # of all maps that stand side by side
 ABOVE, UNDER, SLANTED = (
     0.5,
     0.3,
@@ -53,6 +54,10 @@ class Row:
 
 
 Bin = tuple[float, float]  # where it begins and ends
+Corners = tuple[tuple[float, float], ...]
+Colour = tuple[float, float, float, float]
+Square = tuple[Corners, Colour]
+EMPTY: Colour = (0.914, 0.922, 0.933, 1.0)
 
 
 def rows(outlook: Outlook, samples: pd.DataFrame) -> list[Row]:
@@ -86,8 +91,9 @@ def draw(outlook: Outlook, samples: pd.DataFrame) -> Plot | None:
     return picture(
         NAME,
         "Needles by length and depth",
-        "Of each strategy, left: mean score of the scored samples, and how many they are (small); right: mean difference to "
-        "the full cache of those that both have scored. Depth 0 is the start of the prompt. A grey square has no such sample. "
+        "Of each strategy, left: mean score of the scored samples, and their number (n), on top where it is the same in all "
+        "squares; right: mean difference to the full cache of those that both have scored. Depth 0 is the start of the "
+        "prompt. A grey square has no such sample. "
         "Few samples in a square say little.",
         f"Maps of score by prompt length and needle depth, and of its difference to the full cache, for "
         f"{', '.join(task for task, _ in panels)}; {len(panels[0][1])} settings, full cache first.",
@@ -129,8 +135,8 @@ def _bins(maps: Mapping[str, Sequence[Row]]) -> tuple[list[Bin], list[Bin]]:
     return lengths, sorted({(row.depth_from, row.depth_to) for row in everything})
 
 
-def _under(maps: Mapping[str, Sequence[Row]]) -> float:
-    return UNDER + (SLANTED if _long(_bins(maps)[0]) else 0.0)
+def _under(lengths: Sequence[Bin]) -> float:
+    return UNDER + (SLANTED if _long(lengths) else 0.0)
 
 
 def _long(bins: Sequence[Bin]) -> bool:
@@ -140,7 +146,8 @@ def _long(bins: Sequence[Bin]) -> bool:
 
 def _high(maps: Mapping[str, Sequence[Row]]) -> float:
     """Of one strategy's maps, with the words around them."""
-    return SQUARE * len(_bins(maps)[1]) + ABOVE + _under(maps)
+    lengths, depths = _bins(maps)
+    return SQUARE * len(depths) + ABOVE + _under(lengths)
 
 
 def _abreast(maps: Mapping[str, Sequence[Row]]) -> int:
@@ -148,71 +155,91 @@ def _abreast(maps: Mapping[str, Sequence[Row]]) -> int:
 
 
 def _fill(figure: Figure, panels: Sequence[tuple[str, dict[str, list[Row]]]]) -> None:
+    """All maps on one pair of axes, in inches from the upper left: own axes would cost more than all that is in a map."""
     width, height = figure.get_size_inches()
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    squares: list[Square] = []
     top = 0.0
     for task, maps in panels:
-        figure.text(0.1 / width, 1 - (top + 0.22) / height, label(task, 44), fontsize=11, fontweight="bold")
+        axes.text(0.1, top + 0.22, label(task, 44), fontsize=11, fontweight="bold")
         top += HEAD
         abreast = _abreast(maps)
         names = short(maps, 48 // abreast)
         for number_of, (name, mine) in enumerate(maps.items()):
             row, column = divmod(number_of, abreast)
-            corner = column * WIDTH / abreast, top + row * _high(maps)
-            figure.text(
-                (corner[0] + LEFT) / width,
-                1 - (corner[1] + 0.18) / height,
-                names[name],
-                fontsize=8.5,
-                fontweight="bold",
-            )
-            _maps(figure, corner, WIDTH / abreast, _bins(maps), mine)
+            left, upper = LEFT + column * SIDE / abreast, top + row * _high(maps)
+            axes.text(left, upper + 0.18, names[name], fontsize=8.5, fontweight="bold")
+            if not column:
+                _depths(axes, upper + ABOVE, _bins(maps)[1])
+            squares += _maps(axes, (left, upper + ABOVE), SIDE / abreast, _bins(maps), mine)
         top += _high(maps) * -(-len(maps) // abreast)
+    axes.add_collection(
+        PolyCollection([corners for corners, _ in squares], facecolors=[colour for _, colour in squares])
+    )
+
+
+def _depths(axes: Axes, top: float, depths: Sequence[Bin]) -> None:
+    """What the rows of squares are, on the left of all maps that stand side by side."""
+    for at, depth in enumerate(map(_tick, depths)):
+        axes.text(LEFT - 0.04, top + SQUARE * (at + 0.5), depth, ha="right", va="center", fontsize=7, color=QUIET)
+    middle = top + SQUARE * len(depths) / 2
+    axes.text(0.3, middle, "depth", ha="right", va="center", rotation=90, fontsize=7.5, color=QUIET)
 
 
 def _maps(
-    figure: Figure, corner: tuple[float, float], span: float, bins: tuple[list[Bin], list[Bin]], mine: Sequence[Row]
-) -> None:
-    """One strategy's maps, under their titles. ``corner`` is the upper left, from the upper left of the figure, in inches."""
-    width, height = figure.get_size_inches()
-    wide, high = (span - LEFT - GAP - 0.05) / 2, SQUARE * len(bins[1])
+    axes: Axes, corner: tuple[float, float], span: float, bins: tuple[list[Bin], list[Bin]], mine: Sequence[Row]
+) -> Iterator[Square]:
+    """One strategy's maps, whose squares begin at ``corner``, with the words around them. Yields what is to be coloured."""
+    left, top = corner
+    wide, high = (span - 2 * GAP) / 2, SQUARE * len(bins[1])
+    side = wide / len(bins[0])
+    slant = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if _long(bins[0]) else {"ha": "center"}
     for difference in (False, True) if any(row.delta is not None for row in mine) else (False,):
-        left = corner[0] + LEFT + difference * (wide + GAP)
-        bottom = height - corner[1] - ABOVE - high
-        axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
-        _frame(axes, bins, depths=not difference)
-        axes.set_title("difference" if difference else "score", fontsize=7, fontweight="normal", color=QUIET, pad=3)
-        for row in mine:
-            _square(axes, bins, row, difference=difference)
+        told = [(row, *_of(row, difference)) for row in mine]
+        counts = {n for _, value, n in told if value is not None}
+        same = f"\nn {counts.pop()}" if len(counts) == 1 else ""
+        axes.text(left, top - 0.05, f"{'difference' if difference else 'score'}{same}", fontsize=7, color=QUIET)
+        for at, tokens in enumerate(map(_tick, bins[0])):
+            axes.text(left + side * (at + 0.5), top + high + 0.03, tokens, va="top", fontsize=7, color=QUIET, **slant)
+        axes.text(
+            left + wide / 2,
+            top + high + _under(bins[0]) - 0.15,
+            "tokens",
+            ha="center",
+            va="top",
+            fontsize=7,
+            color=QUIET,
+        )
+        yield _box(left, top, wide, high), EMPTY
+        for row, value, n in told:
+            if value is None:
+                continue
+            x = left + side * bins[0].index((row.length_from_tokens, row.length_to_tokens))
+            y = top + SQUARE * bins[1].index((row.depth_from, row.depth_to))
+            colour = (DELTA if difference else SCORE).to_rgba(value)
+            yield _box(x + 0.02 * side, y + 0.01, 0.96 * side, SQUARE - 0.02), colour
+            ink = {"ha": "center", "va": "center", "color": _ink(colour)}
+            said = signed(value, 2) if difference else number(value, 2)
+            axes.text(x + side / 2, y + SQUARE * (0.5 if same else 0.36), said, fontsize=7.5, **ink)
+            if not same:
+                axes.text(x + side / 2, y + SQUARE * 0.77, f"n {n}", fontsize=5.5, **ink)
+        left += wide + GAP
 
 
-def _frame(axes: Axes, bins: tuple[list[Bin], list[Bin]], depths: bool) -> None:
-    """An empty map, of which the left one tells the depths."""
-    lengths, all_depths = ([_tick(one) for one in side] for side in bins)
-    axes.set(xlim=(-0.5, len(lengths) - 0.5), ylim=(len(all_depths) - 0.5, -0.5))
-    axes.set_facecolor("#e9ebee")
-    axes.tick_params(length=0, pad=2)
-    axes.spines[:].set_visible(False)
-    slant = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if _long(bins[0]) else {}
-    axes.set_xticks(range(len(lengths)), lengths, fontsize=7, **slant)
-    axes.set_yticks(range(len(all_depths)), all_depths if depths else [""] * len(all_depths), fontsize=7)
-    axes.set_xlabel("tokens", fontsize=7, color=QUIET, labelpad=1)
-    if depths:
-        axes.set_ylabel("depth", fontsize=7.5, color=QUIET, labelpad=2)
+def _of(row: Row, difference: bool) -> tuple[float | None, int]:
+    """What a square shows, and of how many samples."""
+    return (row.delta, row.pairs) if difference else (row.score, row.n)
 
 
-def _square(axes: Axes, bins: tuple[list[Bin], list[Bin]], row: Row, difference: bool) -> None:
-    value, n = (row.delta, row.pairs) if difference else (row.score, row.n)
-    if value is None:
-        return
-    x = bins[0].index((row.length_from_tokens, row.length_to_tokens))
-    y = bins[1].index((row.depth_from, row.depth_to))
-    colour = (DELTA if difference else SCORE).to_rgba(value)
-    axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=colour, edgecolor="none"))
+def _box(x: float, y: float, wide: float, high: float) -> Corners:
+    return ((x, y), (x + wide, y), (x + wide, y + high), (x, y + high))
+
+
+def _ink(colour: Colour) -> str:
+    """What can be read on it."""
     red, green, blue, _ = colour
-    ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
-    said = signed(value, 2) if difference else number(value, 2)
-    axes.text(x, y - 0.14, said, ha="center", va="center", fontsize=7.5, color=ink)
-    axes.text(x, y + 0.27, f"n {n}", ha="center", va="center", fontsize=5.5, color=ink)
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
 def _tick(one: Bin) -> str:
