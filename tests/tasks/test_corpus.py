@@ -66,3 +66,21 @@ def test_all_words_never_run_out_and_never_repeat() -> None:
 def test_sources_name_what_was_used() -> None:
     assert set(corpus.sources("prose", "words")) == {"python", "prose", "words"}
     assert len(set(corpus.sources("prose", "noise", "words", "code").values())) == 5
+
+
+def test_statements_are_found_where_a_parse_finds_them() -> None:
+    """In all of the library, by Python's own parser."""
+
+    def parsed(text: str) -> set[int]:
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        body = (node for node in ast.parse(text).body if isinstance(node, kinds))
+        return {min([node.lineno, *(each.lineno for each in node.decorator_list)]) for node in body}
+
+    texts = dict(corpus._source_files())
+    texts["odd"] = (
+        '@one\n@two(\n    "@"\n)\nasync  def f(): ...\n"""\ndef no(): ...\n\\"""\nclass No: ...\n"""\nclass C: ...  # """\n'
+    )
+    assert {name: corpus._statement_starts(text) for name, text in texts.items()} == {
+        name: parsed(text) for name, text in texts.items()
+    }
+    assert corpus._statement_starts(texts["odd"]) == {1, 11}
