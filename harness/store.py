@@ -16,7 +16,7 @@ writer or a kill at any moment cannot corrupt what is there. On a disk and in an
       samples/<key>.parquet                 the samples of a task, made once
       looks/<pair>/<number>.json            one file for each set of samples a pair of cells was tested on
       runs/<name>/                          what one command made; it points at cells
-      jobs/<session>/<number>.json          what came of each shard of one command, until that was told
+      jobs/<session>/<number>.json          what came of each shard of one command, until that was told; .taken: whose it is
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def _clear(job_dir: Place) -> None:
     if isinstance(job_dir, Path):
         shutil.rmtree(job_dir, ignore_errors=True)
     else:
-        remove(job_dir.glob("*.json"))
+        remove(job_dir.glob("*"))
 
 
 def _problems(shard: Shard, lost: Mapping[int, str]) -> list[str]:

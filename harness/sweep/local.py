@@ -56,11 +56,10 @@ def _lane(seat: Seat, seats: Sequence[Seat], queue: _Queue, progress: Progress) 
             problems = watch(shard, seat, progress.heard)
             progress.ended(shard)
             load = shard["load"]
-            if not problems or any(other.load == load for other in seats):
-                queue.served.add(load)
-            for other in queue.drop(load) if load not in queue.served else ():
-                write_outcome(other, problems)
-                progress.ended(other)
+            if problems and not any(load in other.opened for other in seats):
+                for unopened in queue.drop(load):
+                    write_outcome(unopened, problems)
+                    progress.ended(unopened)
 
 
 class _Queue:
@@ -70,7 +69,6 @@ class _Queue:
         self._waiting: dict[str, list[Shard]] = {}
         for shard in shards:
             self._waiting.setdefault(shard["load"], []).append(shard)
-        self.served = set[str]()  # loads that some worker could open
         self._lock = Lock()
 
     def take(self, load: str | None) -> Shard | None:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from harness.pace import paced
 from harness.plan import Group, Plan
-from harness.sweep.watch import addresses
+from harness.sweep.watch import addresses, outcome
 from harness.types import State
 
 LOOK_S = 2.0  # between two looks into the store, at least
@@ -25,6 +25,7 @@ class Progress:
 
     def __init__(self, plan: Plan, shards: Sequence[Mapping[str, Any]]) -> None:
         self.plan, self.shards = plan, shards
+        self.open = {shard["number"]: shard for shard in shards}  # those that are not known to have ended
         self.groups = {group.id: group for group in plan.groups}
         self.left = Counter((shard["load"], part["id"]) for shard in shards for part in shard["groups"])
         self.total = sum(part["n"] for unit in plan.units() for part in unit["groups"])
@@ -54,6 +55,8 @@ class Progress:
 
     def ended(self, shard: Mapping[str, Any]) -> None:
         """A shard has ended, well or not."""
+        with self._lock:
+            del self.open[shard["number"]]
         for part in shard["groups"]:
             with self._lock:
                 self.left[shard["load"], part["id"]] -= 1
@@ -61,8 +64,14 @@ class Progress:
             if over:
                 self._print_cells(self.groups[part["id"]], addresses(part))
 
+    def find_ended(self) -> None:
+        """Tell of the shards of which the store says that they have ended."""
+        for shard in [shard for shard in self.open.values() if outcome(shard) is not None]:
+            self.ended(shard)
+
     def _look(self) -> None:
         """Count what is in the store."""
+        self.find_ended()
         missing = {group.id: self.plan.to_run(group) for group in self.plan.groups}
         waiting = 0
         for part in (part for shard in self.shards for part in shard["groups"]):

@@ -1,4 +1,4 @@
-"""Shards as Ray tasks: Ray places them and, when a node is lost, runs them again elsewhere."""
+"""Jobs as Ray tasks, which share the shards: Ray places them and, when a node is lost, runs them again elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from harness.engines.base import Engine
 from harness.sweep.executor import Executor, Shard, gpus_of_job
 from harness.sweep.progress import Progress
-from harness.sweep.watch import watch_alone
+from harness.sweep.share import lay_out, lost, work
 from harness.types import BadInput
 
 POLL_S = 1.0
@@ -24,7 +24,7 @@ OBJECTS_BYTES = 100 * 2**20  # of a Ray of our own: its store holds no more than
 
 @dataclass(frozen=True, kw_only=True)
 class RayExecutor(Executor):
-    """Each shard is a task that watches a worker on the node where Ray puts it. Nodes see the same results folder.
+    """Each job is a task that watches a worker on the node where Ray puts it. Nodes see the same results folder.
 
     Args:
         address: of the cluster, ``auto`` for the one that this machine belongs to; None: a Ray of this machine's own.
@@ -62,26 +62,25 @@ class RayExecutor(Executor):
             gpus = gpus_of_job(progress.plan.engine) if self.gpus is None else self.gpus
             self._room(ray.nodes(), gpus, progress)
             resources = {"num_cpus": self.cpus, "num_gpus": gpus, "max_retries": self.retries}
-            task = ray.remote(watch_alone).options(**resources)
-            return self._all(shards, ray, task, progress)
+            task = ray.remote(work).options(**resources)
+            folder, jobs = lay_out(shards), min(self.workers, len(shards))
+            return lost(
+                progress, self._wait({task.remote(folder, job, jobs): job for job in range(jobs)}, ray, progress)
+            )
 
-    def _all(self, shards: Sequence[Shard], ray: Any, task: Any, progress: Progress) -> dict[int, str]:
-        """Keep ``workers`` tasks with Ray until all have ended."""
-        left, out, lost = list(shards), dict[Any, Shard](), dict[int, str]()
-        while left or out:
-            while left and len(out) < self.workers:
-                shard = left.pop(0)
-                out[task.remote(shard)] = shard
+    def _wait(self, out: dict[Any, int], ray: Any, progress: Progress) -> dict[int, str]:
+        """Until all jobs have ended. Returns, by number, why some did so before their time."""
+        died: dict[int, str] = {}
+        while out:
             for ended in ray.wait(list(out), timeout=POLL_S)[0]:
-                shard = out.pop(ended)
+                job = out.pop(ended)
                 try:
                     ray.get(ended)
                 except ray.exceptions.RayError as error:
                     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-                    lost[shard["number"]] = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
-                progress.ended(shard)
+                    died[job] = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
             progress.look()
-        return lost
+        return died
 
     def _room(self, nodes: Sequence[Mapping[str, Any]], gpus: float, progress: Progress) -> None:
         """Tell where no node has room for a task: a cluster may grow, a machine does not."""

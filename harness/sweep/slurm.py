@@ -1,6 +1,6 @@
-"""Shards as jobs of a Slurm array: Slurm queues them and runs them again, submitit asks it to before a time limit.
+"""Jobs of a Slurm array, which share the shards: Slurm queues them and runs them again, submitit asks it to before a time limit.
 
-How a job fares is read from the store, where it writes what came of it, and from ``squeue``: accounting need not be set up.
+How they fare is read from the store, where they write what came of each shard, and from ``squeue``: accounting is not needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.places import place
 from harness.plan import Plan
 from harness.sweep.executor import Executor, Shard, gpus_of_job
 from harness.sweep.progress import Progress
-from harness.sweep.watch import outcome, watch_alone
+from harness.sweep.share import lay_out, lost, work
 from harness.types import BadInput, digest
 
 POLL_S = 2.0
@@ -33,7 +33,7 @@ COMMANDS = ("sbatch", "srun", "squeue")
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmExecutor(Executor):
-    """Each shard is a job that watches a worker on the node where Slurm puts it. Nodes see the same results folder.
+    """Each job watches a worker on the node where Slurm puts it. Nodes see the same results folder.
 
     Args:
         partition: None: the cluster's own default.
@@ -93,14 +93,14 @@ class SlurmExecutor(Executor):
 
         job_dir = place(shards[0]["job_dir"])
         folder = Path(self.folder).expanduser() / job_dir.name if self.folder else Path(str(job_dir)) / "slurm"
-        executor = Submitit(folder, max_num_timeout=REQUEUES)
+        executor, count = Submitit(folder, max_num_timeout=REQUEUES), min(self.workers, len(shards))
         try:
             executor.update_parameters(**self._parameters(progress.plan))
-            jobs = executor.submit_array([Job(shard) for shard in shards])
+            jobs = executor.submit_array([Job(lay_out(shards), number, count) for number in range(count)])
         except (FailedJobError, FailedSubmissionError, ValueError) as error:
             raise BadInput(f"executor: Slurm refuses the jobs: {' '.join(str(error).split())}") from error
         try:
-            return _wait({job.job_id: shard for job, shard in zip(jobs, shards, strict=True)}, folder, progress)
+            return lost(progress, _wait([job.job_id for job in jobs], folder, progress))
         except KeyboardInterrupt:
             subprocess.run(["scancel", *{job.job_id.split("_")[0] for job in jobs}], check=False)
             raise
@@ -119,20 +119,19 @@ class SlurmExecutor(Executor):
             "job_name": _job_name(plan),
             "time": self.timeout_min,
             "cpus_per_task": self.cpus,
-            "array_parallelism": self.workers,
             "signal_delay_s": NOTICE_S,
             **{name: value for name, value in optional.items() if value is not None},
         }
 
 
 class Job:
-    """One shard, as submitit carries it to its node; asked for a checkpoint it is simply submitted again."""
+    """As submitit carries it to its node; asked for a checkpoint it is simply submitted again."""
 
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
+    def __init__(self, *asked: Any) -> None:
+        self.asked = asked  # of ``work``
 
     def __call__(self) -> None:
-        watch_alone(self.shard)
+        work(*self.asked)
 
     def checkpoint(self) -> Any:
         from submitit.helpers import DelayedSubmission
@@ -140,25 +139,22 @@ class Job:
         return DelayedSubmission(self)
 
 
-def _wait(jobs: Mapping[str, Shard], folder: Path, progress: Progress) -> dict[int, str]:
-    """Until each job has said what came of its shard, or has been out of the queue for a while without a word."""
+def _wait(ids: Sequence[str], folder: Path, progress: Progress) -> dict[int, str]:
+    """Until all jobs have left the queue, and what they wrote has had time to be seen here. Returns, by number, where each told
+    what there is to know of it."""
     queue = _Queue(_job_name(progress.plan))
-    out, gone = dict(jobs), dict[str, float]()  # when a job was first not in the queue
-    lost: dict[int, str] = {}
+    out, gone = set(ids), dict[str, float]()  # when a job was first not in the queue
     while out:
         queued, now = queue.look(), time.monotonic()
-        for job, shard in list(out.items()):
+        for job in list(out):
             if queued is None or job in queued:  # submitit writes files of its own after our last
                 gone.pop(job, None)
-                continue
-            late = now - gone.setdefault(job, now) > LATE_S
-            if late and outcome(shard) is None:
-                lost[shard["number"]] = f"Slurm job {job} left the queue without a word; its log is in {folder}"
-            if late or outcome(shard) is not None:
-                progress.ended(out.pop(job))
+            elif now - gone.setdefault(job, now) > LATE_S or not progress.open:
+                out.discard(job)
         progress.look()
         time.sleep(POLL_S if out else 0)
-    return lost
+    word = "left the queue without a word; its log is in"
+    return {number: f"Slurm job {job} {word} {folder}" for number, job in enumerate(ids)}
 
 
 class _Queue:

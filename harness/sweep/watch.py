@@ -39,6 +39,7 @@ class Seat:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self.environment = environment or {}
         self.load: str | None = None  # of the worker that is here and open
+        self.opened = set[str]()  # loads that were ever open here
         self.stopped = False
         self._worker: Process | None = None
         self._lock = Lock()
@@ -101,12 +102,6 @@ def watch(shard: Mapping[str, Any], seat: Seat, tell: Tell) -> list[str]:
     except BadInput as error:  # what ended the shard keeps this from being written, too
         raise BadInput(*(problems or error.problems)) from error
     return problems
-
-
-def watch_alone(shard: Mapping[str, Any]) -> None:
-    """The same as all that a process of a cluster does; events are its output."""
-    with Seat() as seat:
-        watch(shard, seat, lambda event: print(event.get("text") or json.dumps(event), flush=True))
 
 
 def write_outcome(shard: Mapping[str, Any], problems: Sequence[str], seconds: float = 0.0) -> None:
@@ -225,6 +220,7 @@ class _Watch:
         kind = event["event"]
         if kind == "opened":
             self.opened, self.seat.load = True, self.shard["load"]
+            self.seat.opened.add(self.shard["load"])
         elif kind == "sample":
             self.current[event["group"], event["sample"]] = event["cells"]
         elif kind == "answered":

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 LOCAL = (*GRID, "executor.workers=2", "executor.shard=3")
 RAY = (*GRID, "executor=ray", "executor.workers=2", "executor.shard=6")
-SLURM = (*GRID, "hydra/launcher=slurm", "executor.workers=2", "executor.shard=6")
+SLURM = (*GRID, "hydra/launcher=slurm", "executor.workers=2", "executor.shard=3")
 
 
 class Run(NamedTuple):
@@ -269,14 +269,21 @@ def running(environment: Mapping[str, str]) -> str:
     return jobs[0]
 
 
+def in_work(results: Path) -> set[str]:
+    """Numbers of the jobs that have a shard in work."""
+    taken = (file for file in results.glob("jobs/*/*.taken") if not file.with_suffix(".json").exists())
+    return {file.read_text() for file in taken}
+
+
 def test_slurm_jobs_are_cancelled_and_requeued(
     tiny: Path, tmp_path: Path, undisturbed: Run, slurm: Mapping[str, str]
 ) -> None:
     process = start(tmp_path, tiny, SLURM, env=slurm)
-    requeued = running(slurm)
-    wait_for_records(tmp_path, 4)
+    until = time.monotonic() + 120
+    while len(in_work(tmp_path)) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    requeued, cancelled = sorted(queue(slurm, "RUNNING"))
     subprocess.run(["scontrol", "requeue", requeued], env=slurm, check=True)
-    cancelled = next(job for job in queue(slurm, "RUNNING", "PENDING") if job != requeued)
     subprocess.run(["scancel", cancelled], env=slurm, check=True)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 2 and f"Slurm job {cancelled} left the queue" in err.decode(), err.decode()
