@@ -1,8 +1,7 @@
 """What more workers gain and what executors cost, with `kvgate run` as a user starts it: whole commands, on the small model.
 
 - workers: two of one thread each against one of one thread, and one of two threads beside them
-- executors: the same shards of a minute or more through Ray, and through Slurm where there is one, against a local worker. Each
-  job of a cluster opens the model anew, a local worker does so once
+- executors: the same shards of a minute or more through Ray, and through Slurm where there is one, against a local worker
 - resumed: the same command once more, when nothing is missing, against the first time
 
 Each way starts on an empty results folder; every second trial takes the ways in turned order, and ratios are those of one trial.

@@ -46,8 +46,14 @@ def _taken(waiting: list[Shard], job: int, seat: Seat, refused: set[str]) -> Ite
 
 
 def _take(shard: Shard, job: int) -> bool:
-    """Whether the shard is this job's, now or since it was run before, and has not ended."""
-    return create(_holder_file(shard), str(job)) or (holder(shard) == job and outcome(shard) is None)
+    """Whether the shard is this job's to run: nobody has it, or it was this job's before the job was ended, and is not done."""
+    return create(_holder_file(shard), str(job)) or (holder(shard) == job and not _is_done(shard))
+
+
+def _is_done(shard: Shard) -> bool:
+    """A worker that is ended with its job may have seemed to die: what was given up is tried again."""
+    came = outcome(shard)
+    return came is not None and not came["problems"]
 
 
 def holder(shard: Shard) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -131,12 +132,18 @@ class Job:
         self.asked = asked  # of ``work``
 
     def __call__(self) -> None:
+        signal.signal(signal.SIGTERM, _end)  # submitit would let it pass, and its worker's end seem a death
         work(*self.asked)
 
     def checkpoint(self) -> Any:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+def _end(number: int, frame: object) -> None:
+    """Slurm ends the job: what it has in work stays open, for when it is started again."""
+    raise SystemExit(128 + number)
 
 
 def _wait(ids: Sequence[str], folder: Path, progress: Progress) -> dict[int, str]:

@@ -103,14 +103,21 @@ def test_a_worker_refuses_what_was_planned_on_another_device() -> None:
 
 
 class Lane:
-    """What shards come to on one machine, where each ends as it is told and nobody opens anything."""
+    """What shards come to on one machine, where each ends as it is told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: set[int]) -> None:
         self.told: dict[int, list[str]] = {}
-        monkeypatch.setattr(local, "watch", lambda shard, seat, tell: ["why"] if shard["number"] in fails else [])
+        self.fails = fails
+        monkeypatch.setattr(local, "watch", self.watch)
         monkeypatch.setattr(
             local, "write_outcome", lambda shard, problems: self.told.update({shard["number"]: problems})
         )
+
+    def watch(self, shard: Mapping[str, Any], seat: Seat, tell: object) -> list[str]:
+        if shard["number"] in self.fails:
+            return ["why"]
+        seat.opened.add(shard["load"])
+        return []
 
     def run(self, seats: list[Seat]) -> None:
         _lane(
@@ -125,7 +132,7 @@ def test_what_nobody_can_open_is_given_up_at_once_and_what_another_has_open_is_n
     lane.run([Seat()])
     assert lane.told == {1: ["why"], 2: ["why"], 3: ["why"]}
     other, lane = Seat(), Lane(monkeypatch, fails={0})
-    other.load = "a"
+    other.opened.add("a")
     lane.run([Seat(), other])
     assert not lane.told
     lane = Lane(monkeypatch, fails={2})  # the load was opened before

@@ -108,3 +108,5 @@ def test_a_load_that_one_job_cannot_open_is_left_to_others(job_dir: str, watched
     watched.closed = set()
     share.work(folder, 1, 2)
     assert watched.ran == [0, 2, 3, 1] and not left(asked)
+    share.work(folder, 0, 2)
+    assert watched.ran == [0, 2, 3, 1, 0], "what it gave up is its own to try again"
