@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.places import Place, create, place, write_atomic
+from harness.store import told
 from harness.sweep.executor import Shard
 from harness.sweep.progress import Progress
 from harness.sweep.watch import Seat, outcome, watch
@@ -18,10 +19,11 @@ SHARDS = "shards"  # the file that holds all of them
 
 
 def lay_out(shards: Sequence[Shard]) -> str:
-    """Write what there is to do where all jobs find it. Returns the folder."""
-    folder = str(shards[0]["job_dir"])
-    write_atomic(place(folder) / SHARDS, json.dumps(shards))
-    return folder
+    """Write what there is to do where all jobs find it. Returns the folder. Raises BadInput if it cannot be written."""
+    folder = place(shards[0]["job_dir"])
+    with told(folder):
+        write_atomic(folder / SHARDS, json.dumps(shards))
+    return str(folder)
 
 
 def work(folder: str, job: int, jobs: int) -> None:

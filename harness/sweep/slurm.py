@@ -95,9 +95,10 @@ class SlurmExecutor(Executor):
         job_dir = place(shards[0]["job_dir"])
         folder = Path(self.folder).expanduser() / job_dir.name if self.folder else Path(str(job_dir)) / "slurm"
         executor, count = Submitit(folder, max_num_timeout=REQUEUES), min(self.workers, len(shards))
+        shared = lay_out(shards)
         try:
             executor.update_parameters(**self._parameters(progress.plan))
-            jobs = executor.submit_array([Job(lay_out(shards), number, count) for number in range(count)])
+            jobs = executor.submit_array([Job(shared, number, count) for number in range(count)])
         except (FailedJobError, FailedSubmissionError, ValueError) as error:
             raise BadInput(f"executor: Slurm refuses the jobs: {' '.join(str(error).split())}") from error
         try:
