@@ -32,7 +32,8 @@ class Progress:
         self.waiting = sum(len(part["own"]) for shard in shards for part in shard["groups"])
         self.told = set[str]()
         self._lock = Lock()
-        self.look = paced(self._look, share=SHARE, least_s=LOOK_S)
+        self._find = paced(self.find_ended, share=SHARE, least_s=LOOK_S)
+        self._count = paced(self._count_answers, share=SHARE, least_s=LOOK_S)
 
     def __enter__(self) -> Progress:
         done = self.total - self.waiting
@@ -69,9 +70,12 @@ class Progress:
         for shard in [shard for shard in self.open.values() if outcome(shard) is not None]:
             self.ended(shard)
 
-    def _look(self) -> None:
-        """Count what is in the store."""
-        self.find_ended()
+    def look(self) -> None:
+        """See in the store how far the workers are, if it was not done a moment ago."""
+        self._find()
+        self._count()
+
+    def _count_answers(self) -> None:
         missing = {group.id: self.plan.to_run(group) for group in self.plan.groups}
         waiting = 0
         for part in (part for shard in self.shards for part in shard["groups"]):

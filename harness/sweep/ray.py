@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from harness.types import BadInput
 
 POLL_S = 1.0
 REACH_S = 10.0  # for a cluster's head to be reached
+END_S = 15.0  # for jobs to close what they have open
 OBJECTS_BYTES = 100 * 2**20  # of a Ray of our own: its store holds no more than what tasks are told
 
 
@@ -64,14 +67,14 @@ class RayExecutor(Executor):
             resources = {"num_cpus": self.cpus, "num_gpus": gpus, "max_retries": self.retries}
             task = ray.remote(work).options(**resources)
             folder, jobs = lay_out(shards), min(self.workers, len(shards))
-            return lost(
-                progress, self._wait({task.remote(folder, job, jobs): job for job in range(jobs)}, ray, progress)
-            )
+            out = {task.remote(folder, job, jobs): job for job in range(jobs)}
+            return lost(progress, self._wait(out, ray, progress))
 
     def _wait(self, out: dict[Any, int], ray: Any, progress: Progress) -> dict[int, str]:
-        """Until all jobs have ended. Returns, by number, why some did so before their time."""
+        """Until all jobs have ended, but for those that Ray never had room for. Returns, by number, why some ended early."""
         died: dict[int, str] = {}
-        while out:
+        over = math.inf  # when all shards had ended
+        while out and time.monotonic() < over + END_S:
             for ended in ray.wait(list(out), timeout=POLL_S)[0]:
                 job = out.pop(ended)
                 try:
@@ -80,6 +83,7 @@ class RayExecutor(Executor):
                     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
                     died[job] = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
             progress.look()
+            over = over if progress.open else min(over, time.monotonic())
         return died
 
     def _room(self, nodes: Sequence[Mapping[str, Any]], gpus: float, progress: Progress) -> None:

@@ -160,6 +160,8 @@ def _wait(ids: Sequence[str], folder: Path, progress: Progress) -> dict[int, str
             elif now - gone.setdefault(job, now) > LATE_S or not progress.open:
                 out.discard(job)
         progress.look()
+        if not progress.open:  # a job that has not begun has nothing left to do
+            subprocess.run(["scancel", "--state=PENDING", ids[0].split("_")[0]], check=False)
         time.sleep(POLL_S if out else 0)
     word = "left the queue without a word; its log is in"
     return {number: f"Slurm job {job} {word} {folder}" for number, job in enumerate(ids)}

@@ -311,6 +311,18 @@ def test_a_launcher_that_comes_back_waits_for_its_slurm_jobs(
     assert len(list(tmp_path.glob("jobs/*"))) == 1  # of the start that was killed; the second had nothing left to do
 
 
+def test_a_job_that_slurm_has_no_room_for_is_not_waited_for(
+    tiny: Path, tmp_path: Path, undisturbed: Run, slurm: Mapping[str, str]
+) -> None:
+    process = start(tmp_path, tiny, (*SLURM, "executor.cpus=2"), env=slurm)  # one at a time has room
+    running(slurm)
+    (waiting,) = queue(slurm, "PENDING")
+    subprocess.run(["scontrol", "hold", waiting], env=slurm, check=True)
+    finish(process)
+    assert outcome(tmp_path) == undisturbed
+    assert lines(tmp_path) == len(undisturbed.records)
+
+
 def test_slurm_before_a_time_limit(tiny: Path, tmp_path: Path, undisturbed: Run, slurm: Mapping[str, str]) -> None:
     """submitit asks for a checkpoint and puts the job back; as its signal does, whenever it comes."""
     process = start(tmp_path, tiny, (*SLURM, "executor.shard=12"), env=slurm)

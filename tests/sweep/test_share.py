@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness.sweep import share
+from harness.sweep import ray, share
 from harness.sweep.watch import Seat, Tell, outcome, write_outcome
 from tests.s3server import BUCKET
 
@@ -110,3 +111,10 @@ def test_a_load_that_one_job_cannot_open_is_left_to_others(job_dir: str, watched
     assert watched.ran == [0, 2, 3, 1] and not left(asked)
     share.work(folder, 0, 2)
     assert watched.ran == [0, 2, 3, 1, 0], "what it gave up is its own to try again"
+
+
+def test_a_task_that_ray_has_no_room_for_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "END_S", 0.1)
+    crowded = SimpleNamespace(wait=lambda tasks, timeout: ([], tasks))
+    all_ended = SimpleNamespace(open={}, look=lambda: None)
+    assert ray.RayExecutor()._wait({"waiting": 0}, crowded, all_ended) == {}  # type: ignore[arg-type]
