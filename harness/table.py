@@ -12,9 +12,8 @@ from harness.groups import CellRecords, GroupRecords
 from harness.pairs import is_degenerate
 from harness.types import Record, State, well_formed
 
-NOTHING = Record(
-    cell="", sample_id="", sample_hash="", prompt_hash="", state=State.NOT_RUN
-)  # of a sample not yet asked
+# of a sample that was not yet asked
+NOTHING = Record(cell="", sample_id="", sample_hash="", prompt_hash="", state=State.NOT_RUN)
 
 Columns = Mapping[str, Sequence[Any]]
 

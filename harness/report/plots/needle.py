@@ -184,7 +184,7 @@ def _depths(axes: Axes, top: float, depths: Sequence[Bin]) -> None:
     for at, depth in enumerate(map(_tick, depths)):
         axes.text(LEFT - 0.04, top + SQUARE * (at + 0.5), depth, ha="right", va="center", fontsize=7, color=QUIET)
     middle = top + SQUARE * len(depths) / 2
-    axes.text(0.3, middle, "depth", ha="right", va="center", rotation=90, fontsize=7.5, color=QUIET)
+    axes.text(0.11, middle, "depth", ha="center", va="center", rotation=90, fontsize=7.5, color=QUIET)
 
 
 def _maps(
