@@ -28,6 +28,7 @@ POLL_S = 2.0
 LATE_S = 15.0  # after which a file that a job wrote is seen on a network folder too
 SILENT_S = 600.0  # for which Slurm may not answer
 REQUEUES = 100  # times that a job may come to its time limit; finished samples are kept each time
+GRACE_S = 600.0  # between Slurm's word that it ends a job and the end
 NOTICE_S = 60  # before the time limit, when a job is asked to go back into the queue
 COMMANDS = ("sbatch", "srun", "squeue")
 
@@ -133,7 +134,7 @@ class Job:
         self.asked = asked  # of ``work``
 
     def __call__(self) -> None:
-        signal.signal(signal.SIGTERM, _end)  # submitit would let it pass, and its worker's end seem a death
+        signal.signal(signal.SIGTERM, _hold_still)
         work(*self.asked)
 
     def checkpoint(self) -> Any:
@@ -142,8 +143,10 @@ class Job:
         return DelayedSubmission(self)
 
 
-def _end(number: int, frame: object) -> None:
-    """Slurm ends the job: what it has in work stays open, for when it is started again."""
+def _hold_still(number: int, frame: object) -> None:
+    """Slurm ends all of the job, or soon puts it back: that its worker goes first is no death, and to end by itself would seem to
+    be done. The checkpoint is taken meanwhile, if one is asked for."""
+    time.sleep(GRACE_S)
     raise SystemExit(128 + number)
 
 
