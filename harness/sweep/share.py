@@ -53,7 +53,7 @@ def _take(shard: Shard, job: int) -> bool:
 
 
 def _is_done(shard: Shard) -> bool:
-    """A worker that is ended with its job may have seemed to die: what was given up is tried again."""
+    """Something of a worker's that ends with its job may have seemed a failure: what was given up is tried again."""
     came = outcome(shard)
     return came is not None and not came["problems"]
 

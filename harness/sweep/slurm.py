@@ -28,7 +28,6 @@ POLL_S = 2.0
 LATE_S = 15.0  # after which a file that a job wrote is seen on a network folder too
 SILENT_S = 600.0  # for which Slurm may not answer
 REQUEUES = 100  # times that a job may come to its time limit; finished samples are kept each time
-GRACE_S = 600.0  # between Slurm's word that it ends a job and the end
 NOTICE_S = 60  # before the time limit, when a job is asked to go back into the queue
 COMMANDS = ("sbatch", "srun", "squeue")
 
@@ -134,20 +133,14 @@ class Job:
         self.asked = asked  # of ``work``
 
     def __call__(self) -> None:
-        signal.signal(signal.SIGTERM, _hold_still)
+        # Slurm's word before the end; a worker takes this over from here, so that its end is the job's and seems no death
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         work(*self.asked)
 
     def checkpoint(self) -> Any:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
-
-
-def _hold_still(number: int, frame: object) -> None:
-    """Slurm ends all of the job, or soon puts it back: that its worker goes first is no death, and to end by itself would seem to
-    be done. The checkpoint is taken meanwhile, if one is asked for."""
-    time.sleep(GRACE_S)
-    raise SystemExit(128 + number)
 
 
 def _wait(ids: Sequence[str], folder: Path, progress: Progress) -> dict[int, str]:

@@ -164,16 +164,16 @@ def _fill(figure: Figure, panels: Sequence[tuple[str, dict[str, list[Row]]]]) ->
     for task, maps in panels:
         axes.text(0.1, top + 0.22, label(task, 44), fontsize=11, fontweight="bold")
         top += HEAD
-        abreast = _abreast(maps)
+        abreast, bins, high = _abreast(maps), _bins(maps), _high(maps)
         names = short(maps, 48 // abreast)
         for number_of, (name, mine) in enumerate(maps.items()):
             row, column = divmod(number_of, abreast)
-            left, upper = LEFT + column * SIDE / abreast, top + row * _high(maps)
+            left, upper = LEFT + column * SIDE / abreast, top + row * high
             axes.text(left, upper + 0.18, names[name], fontsize=8.5, fontweight="bold")
             if not column:
-                _depths(axes, upper + ABOVE, _bins(maps)[1])
-            squares += _maps(axes, (left, upper + ABOVE), SIDE / abreast, _bins(maps), mine)
-        top += _high(maps) * -(-len(maps) // abreast)
+                _depths(axes, upper + ABOVE, bins[1])
+            squares += _maps(axes, (left, upper + ABOVE), SIDE / abreast, bins, mine)
+        top += high * -(-len(maps) // abreast)
     axes.add_collection(
         PolyCollection([corners for corners, _ in squares], facecolors=[colour for _, colour in squares])
     )
